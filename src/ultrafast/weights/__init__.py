@@ -1,0 +1,1 @@
+"""Model files: finding and fetching them, and reading them with distrust."""
