@@ -1,0 +1,153 @@
+"""A model's chat template: messages to prompt text and to tokens.
+
+Control-token texts that arrive inside messages are encoded as the letters they are, never as the tokens they name, so
+no message can end its turn or open another's. For messages without such texts the tokens are those of the plain way,
+rendering and then encoding.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+
+from ultrafast.errors import ModelFileError, RequestError, UnsupportedModelError
+from ultrafast.tokens.sandbox import BoundedEnvironment, RefusedError, WorkLimitError
+from ultrafast.tokens.tokenizer import Tokenizer
+from ultrafast.weights.gguf import GgufFile
+
+MAX_TEMPLATE_LETTERS: Final = 1 << 18
+MAX_MESSAGE_NESTING: Final = 64
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """A compiled template; immutable, and safe to share between threads."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        """Compile ``source`` and try it on one short message.
+
+        Raises ``ModelFileError`` where it is too large, malformed, forbidden by the sandbox or without end.
+        """
+        if len(source) > MAX_TEMPLATE_LETTERS:
+            raise ModelFileError(f"the chat template is longer than {MAX_TEMPLATE_LETTERS:,} letters")
+        self._environment = BoundedEnvironment()
+        self._tokenizer = tokenizer
+        self._prefixes = frozenset(text[:length] for text in tokenizer.control_texts for length in range(1, len(text)))
+        self._longest_control = max(map(len, tokenizer.control_texts), default=0)
+        self._control_pattern = re.compile(
+            "|".join(map(re.escape, sorted(tokenizer.control_texts, key=len, reverse=True))) or r"(?!)"
+        )
+        self._variables = {
+            name: tokenizer.token_bytes(index).decode("utf-8", "replace")
+            for name, index in (
+                ("bos_token", tokenizer.beginning_of_sequence_id),
+                ("eos_token", tokenizer.end_of_sequence_id),
+            )
+            if index is not None
+        }
+        try:
+            with self._environment.budget():
+                constants = self._environment.parse(source).find_all(nodes.Const)
+                self._constants = frozenset(item.value for item in constants if isinstance(item.value, str))
+                self._template = self._environment.compile_bounded(source)
+        except Exception as error:  # compiling an unknown template may fail in any way, from syntax to recursion
+            raise ModelFileError("the model's chat template cannot be compiled") from error
+        try:
+            self._render([{"role": "user", "content": "x"}], {})
+        except (WorkLimitError, RecursionError) as error:
+            raise ModelFileError("the model's chat template does not end within its work limit") from error
+        except SecurityError as error:
+            raise ModelFileError("the model's chat template does what the sandbox forbids") from error
+        except Exception:  # noqa: S110 - a template may well refuse this message; real ones get a real answer
+            pass
+
+    @classmethod
+    def from_gguf(cls, gguf: GgufFile, tokenizer: Tokenizer) -> Self:
+        """The template of an open model file; ``UnsupportedModelError`` where it carries none."""
+        if "tokenizer.chat_template" not in gguf.metadata:
+            raise UnsupportedModelError("the model file carries no chat template")
+        return cls(gguf.string("tokenizer.chat_template"), tokenizer)
+
+    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+        """The prompt text, ending where the assistant's answer begins; ``variables`` are added or override.
+
+        Raises ``RequestError`` for messages the template refuses or cannot render.
+        """
+        try:
+            return self._render(messages, variables)
+        except RefusedError as error:
+            # Only a text that stands in the template itself may be passed on: any other may hold the messages.
+            reason = str(error) if str(error) in self._constants and str(error).isprintable() else ""
+            detail = f": {reason[:200]}" if reason else ""
+            raise RequestError(f"the model's chat template refuses these messages{detail}", param="messages") from None
+        except WorkLimitError:
+            raise RequestError("the messages exceed the chat template's work limit", param="messages") from None
+        except Exception:  # the template is code from a file: whatever it raises is about these messages
+            raise RequestError("the model's chat template cannot render these messages", param="messages") from None
+
+    def render_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+        """The prompt's token ids; control tokens come from the template alone, never from a message."""
+        shield = _Shield(self._control_pattern, self._prefixes, self._longest_control)
+        text = self.render(
+            [shield.protect(message) for message in messages],
+            **{name: shield.protect(value) for name, value in variables.items()},
+        )
+        ids: list[int] = []
+        position = 0
+        for match in self._control_pattern.finditer(text):
+            ids += self._tokenizer.encode(shield.restore(text[position : match.start()]))
+            ids.append(self._tokenizer.control_texts[match.group()])
+            position = match.end()
+        return ids + self._tokenizer.encode(shield.restore(text[position:]))
+
+    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        defaults: dict[str, Any] = {"add_generation_prompt": True, "tools": None, "documents": None}
+        with self._environment.budget():
+            return self._template.render(defaults | self._variables | dict(variables) | {"messages": list(messages)})
+
+
+class _Shield:
+    """Puts a placeholder where a message holds a control token's text, or ends with the beginning of one.
+
+    Placeholders carry a random nonce, so that no message can forge one.
+    """
+
+    def __init__(self, pattern: re.Pattern[str], prefixes: frozenset[str], longest: int) -> None:
+        self._pattern = pattern
+        self._prefixes = prefixes
+        self._longest = longest
+        self._nonce = secrets.token_hex(8)
+        self._originals: list[str] = []
+
+    def protect(self, value: Any, depth: int = 0) -> Any:
+        if isinstance(value, str):
+            return self._protect_text(value)
+        if depth > MAX_MESSAGE_NESTING:
+            raise RequestError(f"messages are nested more than {MAX_MESSAGE_NESTING} deep", param="messages")
+        if isinstance(value, Mapping):
+            return {self.protect(key): self.protect(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.protect(item, depth + 1) for item in value]
+        return value
+
+    def restore(self, text: str) -> str:
+        if not self._originals:
+            return text
+        return re.sub(rf"\ufdd0{self._nonce}([0-9]+)\ufdd1", lambda match: self._originals[int(match.group(1))], text)
+
+    def _protect_text(self, text: str) -> str:
+        text = self._pattern.sub(lambda match: self._placeholder(match.group()), text)
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            if text[-length:] in self._prefixes:
+                return text[:-length] + self._placeholder(text[-length:])
+        return text
+
+    def _placeholder(self, original: str) -> str:
+        self._originals.append(original)
+        return f"\ufdd0{self._nonce}{len(self._originals) - 1}\ufdd1"
