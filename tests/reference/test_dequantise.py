@@ -1,0 +1,65 @@
+"""Every tensor type to float32, against the gguf package and against extremes written by hand."""
+
+from __future__ import annotations
+
+import gguf as gguf_package
+import numpy as np
+import pytest
+
+from ultrafast.errors import UnsupportedModelError
+from ultrafast.reference.dequantise import dequantise
+from ultrafast.weights.gguf import TENSOR_TYPES, GgufTensor
+
+KINDS = {kind.name: kind for kind in TENSOR_TYPES.values()}
+
+
+def stored(name: str, data: np.ndarray, columns: int) -> GgufTensor:
+    raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+    kind = KINDS[name]
+    elements = raw.size // kind.block_bytes * kind.block_elements
+    return GgufTensor("t", name, (elements // columns, columns), raw.size, raw)
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_random_blocks_equal_the_gguf_package(name: str) -> None:
+    """Any bytes at all, NaN and infinite scales among them."""
+    kind = KINDS[name]
+    raw = np.random.default_rng(7).integers(0, 256, (64, 4 * kind.block_bytes * (32 // kind.block_elements)), np.uint8)
+    code = gguf_package.GGMLQuantizationType[name]
+    with np.errstate(all="ignore"):
+        ours = dequantise(stored(name, raw, 128))
+        theirs = gguf_package.quants.dequantize(raw, code)
+    assert ours.dtype == np.float32
+    assert ours.shape == (64, 128)
+    assert np.array_equal(ours, theirs.reshape(64, 128), equal_nan=True)
+
+
+def half(value: float) -> bytes:
+    return np.float16(value).tobytes()
+
+
+def block(content: bytes) -> np.ndarray:
+    return np.frombuffer(content, np.uint8)
+
+
+def test_blocks_written_by_hand() -> None:
+    nibbles = bytes(0xF0 | index for index in range(16))  # elements 0..15 are 0..15, elements 16..31 are 15
+    q4_0 = dequantise(stored("Q4_0", block(half(0.5) + nibbles), 32))[0]
+    assert q4_0.tolist() == [(index - 8) / 2 for index in range(16)] + [3.5] * 16
+    q4_1 = dequantise(stored("Q4_1", block(half(0.5) + half(-1) + nibbles), 32))[0]
+    assert q4_1.tolist() == [index / 2 - 1 for index in range(16)] + [6.5] * 16
+    q8_0 = dequantise(stored("Q8_0", block(half(2) + np.arange(-128, -96, dtype=np.int8).tobytes()), 32))[0]
+    assert q8_0.tolist() == [2.0 * value for value in range(-128, -96)]
+    assert dequantise(stored("BF16", block(b"\x80\x3f\x00\xc0"), 2)).tolist() == [[1.0, -2.0]]
+
+
+def test_the_result_is_a_copy() -> None:
+    values = np.ones(4, np.float32)
+    result = dequantise(stored("F32", values, 4))
+    result[0, 0] = 2
+    assert values[0] == 1
+
+
+def test_another_type_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError):
+        dequantise(GgufTensor("t", "Q4_K", (1, 256), 144, np.zeros(144, np.uint8)))
