@@ -1,0 +1,160 @@
+// Kernels one by one, so that tests can hold each instruction set against a plain twin.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cmath>
+
+#include "bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ultrafast {
+
+namespace {
+
+struct OwnedActivation {
+  std::vector<float> values;
+  std::vector<std::int8_t> bytes;
+  std::vector<float> scales;
+  std::vector<std::int32_t> sums;
+  std::vector<float> scaled_sums;
+
+  explicit OwnedActivation(std::vector<float> x)
+      : values(std::move(x)),
+        bytes(values.size()),
+        scales(values.size() / kBlock + 1),
+        sums(scales.size()),
+        scaled_sums(scales.size()) {}
+  Activation view() { return {values.data(), bytes.data(), scales.data(), sums.data(), scaled_sums.data()}; }
+};
+
+// [activation rows][matrix rows]
+OutputArray<float> linear(const std::string& set, const std::string& type, const InputArray<std::uint8_t>& data,
+                          std::int64_t rows, std::int64_t columns, std::int32_t interleaved_head_size,
+                          const InputMatrix<float>& x) {
+  const KernelTable& kernels = kernels_for(set);
+  const MatrixSource source = matrix_source(type, data, rows, columns, interleaved_head_size);
+  if (static_cast<std::int64_t>(x.shape(1)) != columns) throw nb::value_error("x must have `columns` columns");
+  const std::size_t count = x.shape(0);
+  std::vector<OwnedActivation> owned;
+  std::vector<Activation> activations;
+  owned.reserve(count);
+  for (std::size_t r = 0; r < count; ++r) {
+    const float* row = x.data() + r * static_cast<std::size_t>(columns);
+    owned.emplace_back(std::vector<float>(row, row + columns));
+    if (is_quantised(source.type)) kernels.quantise(row, columns, owned.back().view());
+    activations.push_back(owned.back().view());
+  }
+  const std::int64_t units = (rows + kUnitRows - 1) / kUnitRows;
+  const std::int64_t stride = units * kUnitRows;
+  std::vector<float> padded(count * static_cast<std::size_t>(stride));
+  std::vector<std::uint8_t> unit(static_cast<std::size_t>(unit_bytes(source.type, columns)));
+  for (std::int64_t u = 0; u < units; ++u) {
+    write_unit(source, u, unit.data());
+    kernels.linear({.type = source.type,
+                    .unit = unit.data(),
+                    .columns = columns,
+                    .activations = activations.data(),
+                    .rows = static_cast<std::int32_t>(count),
+                    .output = padded.data() + u * kUnitRows,
+                    .output_stride = stride,
+                    .epilogue = Epilogue::kStore});
+  }
+  std::vector<float> result;
+  for (std::size_t r = 0; r < count; ++r) {
+    const float* row = padded.data() + static_cast<std::int64_t>(r) * stride;
+    result.insert(result.end(), row, row + rows);
+  }
+  return owned_array(result, {count, static_cast<std::size_t>(rows)});
+}
+
+nb::tuple quantise(const std::string& set, const InputArray<float>& x) {
+  if (x.size() % kBlock != 0) throw nb::value_error("x must be whole blocks of 32");
+  OwnedActivation owned(std::vector<float>(x.data(), x.data() + x.size()));
+  kernels_for(set).quantise(x.data(), static_cast<std::int64_t>(x.size()), owned.view());
+  const std::size_t blocks = x.size() / kBlock;
+  owned.scales.resize(blocks);
+  owned.sums.resize(blocks);
+  return nb::make_tuple(owned_array(owned.bytes, {x.size()}), owned_array(owned.scales, {blocks}),
+                        owned_array(owned.sums, {blocks}));
+}
+
+nb::tuple rms_norm(const std::string& set, const InputArray<float>& x, const InputArray<float>& weight, float epsilon) {
+  if (x.size() != weight.size()) throw nb::value_error("x and weight differ in size");
+  std::vector<float> values(x.size());
+  const bool finite =
+      kernels_for(set).rms_norm(x.data(), weight.data(), epsilon, static_cast<std::int64_t>(x.size()), values.data());
+  return nb::make_tuple(owned_array(values, {x.size()}), finite);
+}
+
+OutputArray<float> dequantise(const std::string& set, const std::string& type, const InputArray<std::uint8_t>& data,
+                              std::int64_t rows, std::int64_t columns, std::int32_t interleaved_head_size) {
+  const MatrixSource source = matrix_source(type, data, rows, columns, interleaved_head_size);
+  std::vector<float> values(static_cast<std::size_t>(rows * columns));
+  std::vector<std::uint8_t> unit(static_cast<std::size_t>(unit_bytes(source.type, columns)));
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (r % kUnitRows == 0) write_unit(source, r / kUnitRows, unit.data());
+    kernels_for(set).dequantise_row(source.type, unit.data(), static_cast<std::int32_t>(r % kUnitRows), columns,
+                                    values.data() + r * columns);
+  }
+  return owned_array(values, {static_cast<std::size_t>(rows), static_cast<std::size_t>(columns)});
+}
+
+nb::tuple exp_sum(const std::string& set, const InputArray<float>& x, float shift) {
+  std::vector<float> values(x.size());
+  const float sum = kernels_for(set).exp_sum(x.data(), shift, static_cast<std::int32_t>(x.size()), values.data());
+  return nb::make_tuple(owned_array(values, {x.size()}), sum);
+}
+
+OutputArray<float> silu_multiply(const std::string& set, const InputArray<float>& gate, const InputArray<float>& up) {
+  if (gate.size() != up.size() || gate.size() % kUnitRows != 0)
+    throw nb::value_error("sizes must be equal, whole units");
+  std::vector<float> values(gate.data(), gate.data() + gate.size());
+  kernels_for(set).silu_multiply(values.data(), up.data(), static_cast<std::int64_t>(values.size()));
+  return owned_array(values, {values.size()});
+}
+
+OutputArray<float> gumbel(const std::string& set, std::uint64_t seed, std::uint32_t choice, std::uint32_t output_index,
+                          std::int32_t count, const std::vector<std::int32_t>& ids) {
+  const std::int32_t n = ids.empty() ? count : static_cast<std::int32_t>(ids.size());
+  if (n < 0) throw nb::value_error("count must not be negative");
+  for (const std::int32_t id : ids) {
+    if (id < 0) throw nb::value_error("ids must not be negative");
+  }
+  std::vector<float> noise(static_cast<std::size_t>(n + 31) / 32 * 32);
+  kernels_for(set).gumbel({seed, choice, output_index}, ids.empty() ? nullptr : ids.data(), n, noise.data());
+  noise.resize(static_cast<std::size_t>(n));
+  return owned_array(noise, {noise.size()});
+}
+
+OutputArray<float> half_to_float(const std::string& set, const InputArray<std::uint16_t>& x) {
+  std::vector<float> values(x.size());
+  kernels_for(set).half_to_float(x.data(), static_cast<std::int64_t>(x.size()), values.data());
+  return owned_array(values, {values.size()});
+}
+
+std::int32_t arg_max(const std::string& set, const InputArray<float>& x) {
+  if (x.size() == 0) throw nb::value_error("x is empty");
+  return kernels_for(set).arg_max(x.data(), 0, static_cast<std::int32_t>(x.size()));
+}
+
+}  // namespace
+
+void register_kernels(nb::module_& module) {
+  module.def("linear", &linear, "instruction_set"_a, "type"_a, "data"_a, "rows"_a, "columns"_a,
+             "interleaved_head_size"_a, "x"_a);
+  module.def("quantise", &quantise, "instruction_set"_a, "x"_a);
+  module.def("rms_norm", &rms_norm, "instruction_set"_a, "x"_a, "weight"_a, "epsilon"_a);
+  module.def("dequantise", &dequantise, "instruction_set"_a, "type"_a, "data"_a, "rows"_a, "columns"_a,
+             "interleaved_head_size"_a);
+  module.def("exp_sum", &exp_sum, "instruction_set"_a, "x"_a, "shift"_a);
+  module.def(
+      "log", [](const std::string& set, float x) { return kernels_for(set).log(x); }, "instruction_set"_a, "x"_a);
+  module.def("silu_multiply", &silu_multiply, "instruction_set"_a, "gate"_a, "up"_a);
+  module.def("gumbel", &gumbel, "instruction_set"_a, "seed"_a, "choice"_a, "output_index"_a, "count"_a, "ids"_a);
+  module.def("half_to_float", &half_to_float, "instruction_set"_a, "x"_a);
+  module.def("arg_max", &arg_max, "instruction_set"_a, "x"_a);
+}
+
+}  // namespace ultrafast

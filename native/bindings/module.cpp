@@ -1,0 +1,61 @@
+// The Python module ultrafast._native. One call per step, buffers not objects, the GIL released around real work.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+
+namespace nb = nanobind;
+
+namespace ultrafast {
+
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  // GCC's and Clang's run-time library asks the operating system too whether it keeps the wide registers.
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+#endif
+
+}  // namespace
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> sets;
+#if defined(__x86_64__)
+  if (has_avx2()) sets.emplace_back("avx2");
+#endif
+  sets.emplace_back("portable");
+  return sets;
+}
+
+const KernelTable& kernels_for(const std::string& instruction_set) {
+  for (const std::string& runnable : instruction_sets()) {
+    if (runnable != instruction_set) continue;
+#if defined(__x86_64__)
+    if (instruction_set == "avx2") return avx2::kTable;
+#endif
+    return portable::kTable;
+  }
+  throw nb::value_error("this processor cannot run that instruction set");
+}
+
+WeightType weight_type(const std::string& name) {
+  if (name == "F32") return WeightType::kF32;
+  if (name == "F16") return WeightType::kF16;
+  if (name == "BF16") return WeightType::kBF16;
+  if (name == "Q8_0") return WeightType::kQ8_0;
+  if (name == "Q4_0") return WeightType::kQ4_0;
+  if (name == "Q4_1") return WeightType::kQ4_1;
+  throw nb::value_error("unknown weight type");
+}
+
+}  // namespace ultrafast
+
+NB_MODULE(_native, module) {
+  module.doc() = "Ultrafast's kernels and runtime.";
+  module.def("instruction_sets", &ultrafast::instruction_sets, "Instruction sets this processor runs, fastest first.");
+  ultrafast::register_model(module);
+  nb::module_ kernels = module.def_submodule("kernels", "Single kernels, for tests against their plain twins.");
+  ultrafast::register_kernels(kernels);
+}

@@ -1,0 +1,135 @@
+// The border between the runtime and the kernels: plain structs and one table of functions per instruction set.
+//
+// Each set is the same source (kernels.cpp) over its own vector header, in its own namespace, and all of them
+// give the same bits. Kernel units use no standard-library inlines: a linker may keep the copy of the wrong set.
+#pragma once
+
+#include <cstdint>
+
+namespace ultrafast {
+
+constexpr int kBlock = 32;       // columns per quantised block, of weights and of activations
+constexpr int kGroupRows = 16;   // output rows interleaved in a weight group: one row a vector lane
+constexpr int kUnitRows = 32;    // output rows one thread owns at a time
+constexpr int kCacheBlock = 32;  // tokens per KV block
+constexpr int kChunk = 128;      // absolute positions per step of the online softmax
+
+enum class WeightType : std::int32_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1 };
+
+// A weight group holds 16 rows, block after block of 32 columns; each block is its quants, then 16 float16 scales,
+// then (Q4_1) 16 float16 minima. Q4 quants: 4 × 64 bytes, each [16 rows][4 columns], columns 4j.. in the low nibbles
+// and 16 + 4j.. in the high ones. Q8_0 quants: 8 × 64 bytes, each [16 rows][4 columns]. Float groups are [column][16].
+constexpr int kNibbleQuantBytes = kGroupRows * kBlock / 2;
+constexpr int kByteQuantBytes = kGroupRows * kBlock;
+constexpr int kHalvesBytes = 2 * kGroupRows;
+
+// Bytes of one group per 32 columns. Internal linkage: each unit keeps its own copy.
+static constexpr std::int64_t group_block_bytes(WeightType type) {
+  switch (type) {
+    case WeightType::kF32:
+      return 4 * kGroupRows * kBlock;
+    case WeightType::kF16:
+    case WeightType::kBF16:
+      return 2 * kGroupRows * kBlock;
+    case WeightType::kQ8_0:
+      return kByteQuantBytes + kHalvesBytes;
+    case WeightType::kQ4_0:
+      return kNibbleQuantBytes + kHalvesBytes;
+    case WeightType::kQ4_1:
+      return kNibbleQuantBytes + 2 * kHalvesBytes;
+  }
+  return 0;
+}
+
+// columns need be a multiple of 32 for quantised types only.
+static constexpr std::int64_t group_bytes(WeightType type, std::int64_t columns) {
+  return group_block_bytes(type) * columns / kBlock;
+}
+
+static constexpr bool is_quantised(WeightType type) {
+  return type == WeightType::kQ8_0 || type == WeightType::kQ4_0 || type == WeightType::kQ4_1;
+}
+
+// One row of activations, in the forms a matrix may want. n is a multiple of kBlock where it is quantised.
+struct Activation {
+  float* values;       // [n] float32, for float weights; null where no consumer needs it
+  std::int8_t* bytes;  // [n] int8, for quantised weights; null where no consumer needs it
+  float* scales;       // [n / 32] amax / 127
+  std::int32_t* sums;  // [n / 32] sum of the block's int8 values
+  float* scaled_sums;  // [n / 32] scale × sum
+};
+
+enum class Epilogue : std::int32_t { kStore, kAdd };
+
+// output[row * output_stride + r] (= or +=) the dot of one 32-row unit with each activation row.
+struct LinearArguments {
+  WeightType type;
+  const std::uint8_t* unit;  // two groups of 16 rows, as layout.h describes
+  std::int64_t columns;
+  const Activation* activations;  // [rows]
+  std::int32_t rows;
+  float* output;
+  std::int64_t output_stride;
+  Epilogue epilogue;
+};
+
+// Attention of `head_count` query heads that share one key head, for one row.
+// Keys: blocks of [padded head size][32 tokens] float16; values: blocks of [32 tokens][padded head size] float16.
+struct AttentionArguments {
+  const float* query;  // [head_count][padded_head_size], rotated
+  std::int32_t head_count;
+  std::int32_t padded_head_size;  // a multiple of 16; the padding is zero
+  std::int32_t head_size;
+  const std::uint16_t* const* key_blocks;    // [ceil(positions / 32)]
+  const std::uint16_t* const* value_blocks;  // [ceil(positions / 32)]
+  std::int32_t positions;                    // keys seen by this row, its own included
+  float scale;
+  float* scratch;  // [head_count × (kChunk + padded_head_size)]
+  float* output;   // [head_count][head_size]
+};
+
+// What makes a Gumbel value: g is a pure function of these and the token.
+struct NoiseKey {
+  std::uint64_t seed;
+  std::uint32_t choice;
+  std::uint32_t output_index;
+};
+
+struct KernelTable {
+  const char* name;
+  void (*linear)(const LinearArguments&);
+  // values[i] = (x[i] × (1 / sqrt(mean(x²) + epsilon))) × weight[i]; false where a value is not finite.
+  bool (*rms_norm)(const float* x, const float* weight, float epsilon, std::int64_t n, float* values);
+  bool (*finite)(const float* x, std::int64_t n);
+  // int8 per 32: scale amax / 127, nearest even; blocks of tiny amax become zero. Fills all of `out` but values.
+  void (*quantise)(const float* x, std::int64_t n, const Activation& out);
+  // gate[i] = silu(gate[i]) × up[i]
+  void (*silu_multiply)(float* gate, const float* up, std::int64_t n);
+  // One row of a unit as float32.
+  void (*dequantise_row)(WeightType type, const std::uint8_t* unit, std::int32_t row, std::int64_t columns, float* out);
+  // Rotates pairs (i, i + rotary / 2) of one head in place; cos and sin are [rotary / 2].
+  void (*rotate)(float* head, const float* cosines, const float* sines, std::int32_t rotary);
+  // Rounds one head's key and value to float16 into slot `offset` of their blocks.
+  void (*store_key_value)(const float* key, const float* value, std::int32_t head_size, std::int32_t padded_head_size,
+                          std::int32_t offset, std::uint16_t* key_block, std::uint16_t* value_block);
+  void (*attention)(const AttentionArguments&);
+  // Arg-max of x[begin, end), the lowest index among equals.
+  std::int32_t (*arg_max)(const float* x, std::int32_t begin, std::int32_t end);
+  // out[i] = exp(x[i] − shift); returns the sum in 16 lanes by index mod 16, folded.
+  float (*exp_sum)(const float* x, float shift, std::int32_t n, float* out);
+  float (*log)(float x);
+  // noise[i] for the tokens ids[i], or for tokens 0..n−1 where ids is null. noise has room for n rounded up to 32.
+  void (*gumbel)(const NoiseKey& key, const std::int32_t* ids, std::int32_t n, float* noise);
+  void (*half_to_float)(const std::uint16_t* x, std::int64_t n, float* out);
+};
+
+namespace portable {
+extern const KernelTable kTable;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const KernelTable kTable;
+}
+#endif
+
+}  // namespace ultrafast

@@ -1,0 +1,30 @@
+// Weights as the engine reads them: rows interleaved so that a vector lane is an output row, values as the file has
+// them.
+#pragma once
+
+#include <cstdint>
+
+#include "../kernels/kernels.h"
+
+namespace ultrafast {
+
+// A matrix as a model file stores it: row after row, blocks of 32 columns where it is quantised.
+struct MatrixSource {
+  WeightType type;
+  const std::uint8_t* data;
+  std::int64_t rows;
+  std::int64_t columns;
+  // Rows of each head are stored with rotary halves interleaved (llama GGUF q and k): put them back. 0 for none.
+  std::int32_t interleaved_head_size;
+};
+
+// Bytes of the source.
+std::int64_t source_bytes(WeightType type, std::int64_t rows, std::int64_t columns);
+
+// Bytes of one 32-row unit, a multiple of 64.
+std::int64_t unit_bytes(WeightType type, std::int64_t columns);
+
+// Writes rows [32 × unit, 32 × unit + 32) to out; rows beyond the matrix become zero.
+void write_unit(const MatrixSource& source, std::int64_t unit, std::uint8_t* out);
+
+}  // namespace ultrafast

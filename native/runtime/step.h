@@ -1,0 +1,74 @@
+// One pass of the program over a batch of rows. Built by Model::step, run by every member of the team.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "model.h"
+
+namespace ultrafast {
+
+class StepRun {
+ public:
+  // Checks the input and appends its rows to their sequences. Throws std::invalid_argument, and then nothing changed.
+  StepRun(Model& model, const StepInput& input);
+  void run(int member);
+  StepOutput take_output();
+
+ private:
+  struct Row {
+    Sequence* sequence;
+    std::int32_t position;
+    std::int32_t entry;              // where its key and value are kept
+    std::int32_t base;               // committed entries when the step began
+    bool on_line;                    // its ancestors lie at entries base, base + 1, ...
+    std::vector<std::int32_t> path;  // off the line: entries of positions base, base + 1, ..., its own
+  };
+
+  // Views into one member's scratch memory.
+  struct Scratch {
+    float* attention;  // [group × (kChunk + padded head)]
+    float* query;      // [group × padded head]
+    float* gate;       // [kSweepRows × kUnitRows]
+    float* up;
+    float* normed;  // [widest input]
+    const std::uint16_t** key_blocks;
+    const std::uint16_t** value_blocks;
+    std::uint16_t* gathered;  // key block, value block, key block, ...
+  };
+
+  void check(const StepInput& input) const;
+  void plan_rows(const StepInput& input);
+  Scratch scratch_of(int member) const;
+
+  void embed(const Model::Operation& operation, int member);
+  // The activations of rows_[which[0..count)], seen by every member; rows that are not finite are noted.
+  const Activation* prepare(const Model::Operation& operation, const std::int32_t* which, std::int32_t count,
+                            int member);
+  void prepare_row(const Model::Operation& operation, std::int32_t row, const Activation& out);
+  void linear(const Model::Operation& operation, int member);
+  void gated(const Model::Operation& operation, int member);
+  void attention(const Model::Operation& operation, int member);
+  void store_keys(const Model::Operation& operation, std::int32_t row, std::int32_t kv_head);
+  void attend(const Model::Operation& operation, std::int32_t row, std::int32_t first_head, std::int32_t head_count,
+              const Scratch& scratch);
+  void gather(const Row& row, std::int32_t layer, std::int32_t kv_head, const Scratch& scratch);
+  void output(const Model::Operation& operation, int member);
+  void pick_rows(std::int32_t first, std::int32_t count, const Activation* activations, int member);
+  void pick_row(std::int32_t wanted, const float* logits, int member);
+  void merge_greedy(std::int32_t first, std::int32_t count);
+  bool picks_greedily(std::int32_t wanted) const;
+
+  Model& model_;
+  const StepInput& input_;
+  std::vector<Row> rows_;
+  std::vector<std::int32_t> all_;           // 0, 1, ..., rows − 1
+  std::vector<std::int32_t> wanted_;        // rows that want something
+  std::vector<std::int32_t> logits_index_;  // per wanted row, where its logits go, or −1
+  std::vector<std::int32_t> hidden_index_;
+  std::vector<std::atomic<std::uint8_t>> failed_;  // per row
+  std::vector<std::int32_t> best_;                 // [thread][kPickRows]: arg-max of the thread's columns
+  StepOutput output_;
+};
+
+}  // namespace ultrafast

@@ -1,0 +1,133 @@
+"""Ultrafast's kernels and runtime (C++). tests/native/test_stub.py holds this file against the built module.
+
+Arrays are C-contiguous; a wrong dtype is a TypeError, a value out of range a ValueError.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+
+def instruction_sets() -> list[str]:
+    """Instruction sets this processor runs, fastest first."""
+
+def measure_read_bandwidth(threads: int, cpus: Sequence[int], byte_count: int, seconds: float) -> float:
+    """Bytes per second that ``threads`` threads read together, each from its own share of ``byte_count``."""
+
+class Sampling:
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        presence_penalty: float,
+        frequency_penalty: float,
+        seed: int,
+        choice: int,
+        top_logprobs: int,
+        logit_bias: Sequence[tuple[int, float]],
+    ) -> None: ...
+
+class Model:
+    """Declared matrix by matrix and operation by operation, then ``finish``ed; see native/runtime/model.h."""
+
+    def __init__(
+        self,
+        *,
+        instruction_set: str,
+        threads: int,
+        cpus: Sequence[int],
+        vocabulary_size: int,
+        hidden_size: int,
+        layer_count: int,
+        head_count: int,
+        kv_head_count: int,
+        head_size: int,
+        rotary_size: int,
+        rotary_base: float,
+        attention_scale: float,
+        context: int,
+        block_count: int,
+        max_sequences: int,
+        max_rows: int,
+        rotary_factors: Sequence[float],
+    ) -> None: ...
+    def add_matrix(
+        self, type: str, data: NDArray[np.uint8], rows: int, columns: int, interleaved_head_size: int
+    ) -> int: ...
+    def add_vector(self, values: Float32Array) -> int: ...
+    def add_buffer(self, width: int) -> int: ...
+    def embed(self, table: int, destination: int) -> None: ...
+    def linear(
+        self, source: int, norm: int, epsilon: float, matrices: Sequence[int], destination: int, accumulate: bool
+    ) -> None: ...
+    def gated(self, source: int, norm: int, epsilon: float, gate: int, up: int, destination: int) -> None: ...
+    def attention(self, layer: int, source: int, destination: int) -> None: ...
+    def output(self, source: int, norm: int, epsilon: float, matrix: int) -> None: ...
+    def finish(self) -> None: ...
+    def bind(self, sequence: int, blocks: Int32Array, prompt_length: int, sampling: Sampling) -> None: ...
+    def release(self, sequence: int) -> None: ...
+    def truncate(self, sequence: int, length: int) -> None: ...
+    def move(self, sequence: int, source: int, destination: int) -> None: ...
+    def length(self, sequence: int) -> int: ...
+    def step(
+        self,
+        tokens: Int32Array,
+        positions: Int32Array,
+        sequences: Int32Array,
+        parents: Int32Array,
+        want: NDArray[np.uint8],
+        allowed_mask: NDArray[np.uint32] | None = None,
+    ) -> tuple[
+        Int32Array, Int32Array, Float32Array, Int32Array, Float32Array, Float32Array, Float32Array, Int32Array
+    ]: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def kv_cache_bytes(self) -> int: ...
+    @property
+    def regions(self) -> list[tuple[int, int]]: ...
+
+class kernels:  # noqa: N801 - a submodule
+    """Single kernels, for tests against their plain twins."""
+
+    @staticmethod
+    def linear(
+        instruction_set: str,
+        type: str,
+        data: NDArray[np.uint8],
+        rows: int,
+        columns: int,
+        interleaved_head_size: int,
+        x: Float32Array,
+    ) -> Float32Array: ...
+    @staticmethod
+    def quantise(instruction_set: str, x: Float32Array) -> tuple[NDArray[np.int8], Float32Array, Int32Array]: ...
+    @staticmethod
+    def rms_norm(
+        instruction_set: str, x: Float32Array, weight: Float32Array, epsilon: float
+    ) -> tuple[Float32Array, bool]: ...
+    @staticmethod
+    def dequantise(
+        instruction_set: str, type: str, data: NDArray[np.uint8], rows: int, columns: int, interleaved_head_size: int
+    ) -> Float32Array: ...
+    @staticmethod
+    def exp_sum(instruction_set: str, x: Float32Array, shift: float) -> tuple[Float32Array, float]: ...
+    @staticmethod
+    def log(instruction_set: str, x: float) -> float: ...
+    @staticmethod
+    def silu_multiply(instruction_set: str, gate: Float32Array, up: Float32Array) -> Float32Array: ...
+    @staticmethod
+    def gumbel(
+        instruction_set: str, seed: int, choice: int, output_index: int, count: int, ids: Sequence[int]
+    ) -> Float32Array: ...
+    @staticmethod
+    def half_to_float(instruction_set: str, x: NDArray[np.uint16]) -> Float32Array: ...
+    @staticmethod
+    def arg_max(instruction_set: str, x: Float32Array) -> int: ...

@@ -1,0 +1,166 @@
+"""Models: one file per architecture, and how a model file becomes a ``LoadedModel``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from ultrafast import _native
+from ultrafast.errors import ConfigurationError, ModelFileError, UnsupportedModelError
+from ultrafast.models import llama, resources
+from ultrafast.models.configuration import ModelConfiguration, llama_configuration
+from ultrafast.models.loaded import BLOCK_TOKENS, LoadedModel, StepResult
+from ultrafast.models.sampling import SamplingParameters
+from ultrafast.weights.gguf import GgufFile, open_gguf
+
+__all__ = [
+    "WANT_HIDDEN",
+    "WANT_LOGITS",
+    "WANT_TOKEN",
+    "WANT_TOP",
+    "LoadedModel",
+    "ModelConfiguration",
+    "SamplingParameters",
+    "StepResult",
+    "load_model",
+]
+
+WANT_TOKEN: Final = 1  # the sampled token
+WANT_TOP: Final = 2  # log-probabilities: of the sampled token, and of the best alternatives
+WANT_LOGITS: Final = 4
+WANT_HIDDEN: Final = 8
+
+MAX_SEQUENCES: Final = 16  # that run at once
+MAX_ROWS: Final = 512  # of one step
+MAX_THREADS: Final = 256
+# Share of the memory still available that the KV cache may come to take. It is taken as it is used.
+KV_MEMORY_SHARE: Final = 0.25
+
+
+def load_model(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    instruction_set: str | None = None,
+    context: int | None = None,
+    memory_budget_bytes: int | None = None,
+) -> LoadedModel:
+    """Read a GGUF file and lay its weights out for this machine.
+
+    ``threads`` defaults to the cores that affinity and control groups allow; ``instruction_set`` to
+    ``$ULTRAFAST_INSTRUCTION_SET`` or else the fastest the processor has; ``context`` to the model's own, or what
+    ``memory_budget_bytes`` of KV cache hold (by default a quarter of the available memory).
+
+    Raises the ``ModelError`` kinds for the file and ``ConfigurationError`` for the options.
+    """
+    started = time.perf_counter()
+    chosen_set = _instruction_set(instruction_set)
+    threads = _threads(threads)
+    cpus = resources.pinned_cpus(threads)
+    with open_gguf(path) as gguf:
+        configuration = _configuration(gguf)
+        budget = memory_budget_bytes
+        if budget is None:
+            budget = int(resources.available_memory_bytes() * KV_MEMORY_SHARE)
+        context, block_count = _cache_size(configuration, context, budget)
+        try:
+            native, weight_bytes_per_token = _build(
+                gguf, configuration, chosen_set, threads=threads, cpus=cpus, context=context, block_count=block_count
+            )
+        except MemoryError:
+            raise ConfigurationError(f"not enough memory to load {gguf.path.name}") from None
+        except ValueError as error:
+            raise ModelFileError(f"{gguf.path.name}: {error}") from None
+    return LoadedModel(
+        native,
+        configuration,
+        path=Path(path),
+        instruction_set=chosen_set,
+        cpus=cpus,
+        threads=threads,
+        context=context,
+        block_count=block_count,
+        max_sequences=MAX_SEQUENCES,
+        max_rows=MAX_ROWS,
+        weight_bytes_per_token=weight_bytes_per_token,
+        load_seconds=time.perf_counter() - started,
+    )
+
+
+def _build(
+    gguf: GgufFile,
+    configuration: ModelConfiguration,
+    instruction_set: str,
+    *,
+    threads: int,
+    cpus: list[int],
+    context: int,
+    block_count: int,
+) -> tuple[_native.Model, int]:
+    """The native model, laid out, and the bytes that one token reads."""
+    tensors = llama.TensorSource(gguf)
+    native = _native.Model(
+        instruction_set=instruction_set,
+        threads=threads,
+        cpus=cpus,
+        vocabulary_size=configuration.vocabulary_size,
+        hidden_size=configuration.hidden_size,
+        layer_count=configuration.layer_count,
+        head_count=configuration.head_count,
+        kv_head_count=configuration.kv_head_count,
+        head_size=configuration.head_size,
+        rotary_size=configuration.rotary_size,
+        rotary_base=configuration.rotary_base,
+        attention_scale=configuration.head_size**-0.5,
+        context=context,
+        block_count=block_count,
+        max_sequences=MAX_SEQUENCES,
+        max_rows=MAX_ROWS,
+        rotary_factors=llama.rotary_factors(configuration, tensors).tolist(),
+    )
+    weight_bytes_per_token = llama.build_program(native, configuration, tensors)
+    native.finish()
+    return native, weight_bytes_per_token
+
+
+def _configuration(gguf: GgufFile) -> ModelConfiguration:
+    if gguf.string("general.architecture") != "llama":
+        raise UnsupportedModelError(f"{gguf.path.name}: only the llama architecture is supported in this version")
+    return llama_configuration(gguf)
+
+
+def _instruction_set(wanted: str | None) -> str:
+    available = _native.instruction_sets()
+    wanted = wanted or os.environ.get("ULTRAFAST_INSTRUCTION_SET") or available[0]
+    if wanted not in available:
+        raise ConfigurationError(
+            f"instruction set {wanted[:20]!r} is not one this processor runs; choose from {', '.join(available)}"
+        )
+    return wanted
+
+
+def _threads(wanted: int | None) -> int:
+    if wanted is None:
+        return resources.default_threads()
+    if not 1 <= wanted <= MAX_THREADS:
+        raise ConfigurationError(f"threads must be 1 to {MAX_THREADS}")
+    return wanted
+
+
+def _cache_size(configuration: ModelConfiguration, wanted: int | None, budget_bytes: int) -> tuple[int, int]:
+    """(context, blocks in the pool) within the budget."""
+    block_bytes = configuration.kv_values_per_token * 2 * BLOCK_TOKENS
+    affordable_blocks = budget_bytes // block_bytes
+    affordable = affordable_blocks * BLOCK_TOKENS
+    if wanted is not None and not 1 <= wanted <= configuration.context_length:
+        raise ConfigurationError(f"context must be 1 to {configuration.context_length}, the model's own")
+    context = wanted or min(configuration.context_length, affordable)
+    if context > affordable or context < 1:
+        needed_bytes = -(-max(context, 1) // BLOCK_TOKENS) * block_bytes
+        raise ConfigurationError(
+            f"a context of {max(context, 1)} tokens needs {needed_bytes >> 20} MiB of KV cache, "
+            f"the memory budget is {budget_bytes >> 20} MiB; choose a smaller --context"
+        )
+    return context, min(affordable_blocks, MAX_SEQUENCES * -(-context // BLOCK_TOKENS))

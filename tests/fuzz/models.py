@@ -1,0 +1,82 @@
+"""Small, valid llama files for the fuzzer to damage, made with the gguf package: every tensor type, two shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from tokenizers.pre_tokenizers import ByteLevel
+
+HIDDEN, INNER, HEADS, KV_HEADS, LAYERS, CONTEXT = 64, 96, 4, 2, 2, 64
+TEMPLATE = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+
+
+def write_llama(path: Path, type_name: str, *, tied: bool) -> None:
+    """A llama of two layers with random weights stored as ``type_name``; norms are F32."""
+    writer = gguf.GGUFWriter(path, "llama")
+    random = np.random.default_rng(5)
+    tokens = [*sorted(ByteLevel.alphabet()), "th", "the", "Ġa", "<|start|>", "<|end|>", "<tool>"]
+    vocabulary = len(tokens)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_vocab_size(vocabulary)
+    writer.add_custom_alignment(32)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (vocabulary - 3) + [3, 3, 4])
+    writer.add_token_merges(["t h", "th e", "Ġ a"])
+    writer.add_bos_token_id(vocabulary - 3)
+    writer.add_eos_token_id(vocabulary - 2)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
+    writer.add_array("general.languages", ["en"])
+
+    kind = gguf.GGMLQuantizationType[type_name]
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        values = random.normal(0, 0.1, (rows, columns)).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+    def norm(name: str) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
+
+    head = HIDDEN // HEADS
+    matrix("token_embd", vocabulary, HIDDEN)
+    for layer in range(LAYERS):
+        block = f"blk.{layer}"
+        norm(f"{block}.attn_norm")
+        matrix(f"{block}.attn_q", HEADS * head, HIDDEN)
+        matrix(f"{block}.attn_k", KV_HEADS * head, HIDDEN)
+        matrix(f"{block}.attn_v", KV_HEADS * head, HIDDEN)
+        matrix(f"{block}.attn_output", HIDDEN, HEADS * head)
+        norm(f"{block}.ffn_norm")
+        matrix(f"{block}.ffn_gate", INNER, HIDDEN)
+        matrix(f"{block}.ffn_up", INNER, HIDDEN)
+        matrix(f"{block}.ffn_down", HIDDEN, INNER)
+    norm("output_norm")
+    if not tied:
+        matrix("output", vocabulary, HIDDEN)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_all(directory: Path) -> list[Path]:
+    """One file of each tensor type; ``F32``, ``Q8_0`` and ``Q4_1`` with tied output."""
+    paths = []
+    for type_name in TYPES:
+        path = directory / f"{type_name}.gguf"
+        write_llama(path, type_name, tied=type_name in ("F32", "Q8_0", "Q4_1"))
+        paths.append(path)
+    return paths

@@ -1,0 +1,173 @@
+"""Exactness, bit for bit: logits and samples depend on nothing but weights, tokens and request.
+
+Not on threads, chunks, neighbours, lines or trees, where keys are kept, or the instruction set (DESIGN: Exactness).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.models.rows import Driver, examples, logits_of, same_bits, samplings
+from tests.models.tiny import WEIGHT_TYPES, TinyShape
+from ultrafast import _native
+from ultrafast.models import WANT_LOGITS, WANT_TOKEN, LoadedModel, SamplingParameters
+from ultrafast.reference.llama import ReferenceModel
+from ultrafast.weights.gguf import open_gguf
+
+Load = Callable[..., LoadedModel]
+Tiny = Callable[..., Path]
+
+THREADS = (1, 2, 3, 4)
+SHAPES = (
+    TinyShape(),
+    TinyShape(vocabulary_size=33, hidden_size=32, feed_forward_size=64, head_count=16, kv_head_count=2, head_size=18),
+    TinyShape(hidden_size=64, head_count=6, kv_head_count=6, head_size=16, tied=True, layer_count=1),
+)
+
+
+def tokens_for(vocabulary_size: int, most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, vocabulary_size - 1), min_size=1, max_size=most)
+
+
+@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@examples(8)
+@given(data=st.data())
+def test_threads_chunks_and_instruction_sets(
+    load: Load, tiny: Tiny, weight_type: str, shape: TinyShape, data: st.DataObject
+) -> None:
+    path = tiny(weight_type, shape)
+    tokens = data.draw(tokens_for(shape.vocabulary_size, 200))
+    chunks = data.draw(st.lists(st.integers(0, len(tokens)), max_size=6))
+    sampling = data.draw(samplings)
+    expected = logits_of(load(path, threads=1, instruction_set="portable"), tokens, sampling=sampling)
+    for instruction_set in _native.instruction_sets():
+        threads = data.draw(st.sampled_from(THREADS))
+        found = logits_of(load(path, threads=threads, instruction_set=instruction_set), tokens, chunks, sampling)
+        assert same_bits(expected[0], found[0])
+        assert expected[1].tolist() == found[1].tolist()
+
+
+@pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
+def test_engine_follows_the_reference(load: Load, tiny: Tiny, weight_type: str) -> None:
+    """Float weights differ from the float32 reference by float16 keys, quantised ones by int8 activations too."""
+    path = tiny(weight_type)
+    tokens = np.random.default_rng(1).integers(0, 77, 150).tolist()
+    with open_gguf(path) as gguf:
+        expected = ReferenceModel.from_gguf(gguf).logits(tokens)
+    found, _ = logits_of(load(path), tokens)
+    error = np.sqrt(np.mean((found - expected) ** 2)) / expected.std()
+    assert error < (0.002 if weight_type in {"F32", "F16", "BF16"} else 0.1)
+
+
+@examples(25)
+@given(data=st.data())
+def test_neighbours_change_nothing(load: Load, tiny: Tiny, data: st.DataObject) -> None:
+    """Alone or beside up to eight other sequences, at any interleaving of their rows."""
+    model = load(tiny("Q4_1"), threads=data.draw(st.sampled_from(THREADS)))
+    count = data.draw(st.integers(2, 9))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    sequences = [random.integers(0, 77, random.integers(1, 41)).tolist() for _ in range(count)]
+    kinds = data.draw(st.lists(samplings, min_size=1, max_size=3))
+    sampling = [kinds[slot % len(kinds)] for slot in range(count)]
+    expected = [logits_of(model, sequences[c], sampling=sampling[c], choice=c) for c in range(count)]
+    driver = Driver(model)
+    logits: list[list[np.ndarray]] = [[] for _ in range(count)]
+    sampled: list[list[int]] = [[] for _ in range(count)]
+    try:
+        for slot in range(count):
+            driver.bind(slot, len(sequences[slot]), sampling[slot], 1, slot)
+        rest = list(sequences)
+        while any(rest):
+            rows = []
+            last_row: dict[int, int] = {}
+            for slot in random.integers(0, count, random.integers(1, 31)).tolist():
+                if rest[slot]:
+                    token, rest[slot] = rest[slot][0], rest[slot][1:]
+                    position = len(sequences[slot]) - len(rest[slot]) - 1
+                    rows.append((token, position, slot, last_row.get(slot, -1), WANT_LOGITS | WANT_TOKEN))
+                    last_row[slot] = len(rows) - 1
+            if not rows:
+                continue
+            result = driver.step(rows)
+            for row, values, token in zip(rows, result.logits, result.tokens, strict=True):
+                logits[row[2]].append(values)
+                sampled[row[2]].append(int(token))
+    finally:
+        driver.release_all()
+    for slot in range(count):
+        assert same_bits(expected[slot][0], np.stack(logits[slot]))
+        assert expected[slot][1].tolist() == sampled[slot]
+
+
+@examples(40)
+@given(data=st.data())
+def test_trees_equal_lines(load: Load, tiny: Tiny, data: st.DataObject) -> None:
+    """Every row of a random tree gives what its own path gives as a line; a kept branch then goes on as that line."""
+    model = load(tiny("Q4_0"), threads=data.draw(st.sampled_from(THREADS)))
+    sampling = data.draw(samplings)
+    history = data.draw(tokens_for(77, 150))
+    nodes = data.draw(st.lists(st.tuples(st.integers(0, 76), st.integers(-1, 30)), min_size=1, max_size=24))
+    driver = Driver(model)
+    driver.bind(0, len(history) + len(nodes) + 1, sampling, 1)
+    try:
+        driver.step(driver.line(0, history, 0))
+        rows: list[tuple[int, int, int, int, int]] = []
+        paths: list[list[int]] = []  # row indices from the root
+        for i, (token, wished) in enumerate(nodes):
+            parent = min(wished, i - 1)
+            paths.append([*(paths[parent] if parent >= 0 else []), i])
+            rows.append((token, len(history) + len(paths[i]) - 1, 0, parent, WANT_LOGITS | WANT_TOKEN))
+        result = driver.step(rows)
+        kept = data.draw(st.integers(0, len(nodes) - 1))
+        lines = [[*history, *(nodes[r][0] for r in path)] for path in paths]
+        for destination, row in enumerate(paths[kept], start=len(history)):
+            model.move(0, len(history) + row, destination)
+        model.truncate(0, len(lines[kept]))
+        after = driver.step(driver.line(0, [7], WANT_LOGITS | WANT_TOKEN))
+    finally:
+        driver.release_all()
+    for i, line in enumerate(lines):
+        logits, tokens = logits_of(model, line, sampling=sampling)
+        assert same_bits(logits[-1], result.logits[i])
+        assert tokens[-1] == result.tokens[i]
+    logits, tokens = logits_of(model, [*lines[kept], 7], sampling=sampling)
+    assert same_bits(logits[-1], after.logits[0])
+    assert tokens[-1] == after.tokens[0]
+
+
+@examples(6)
+@given(data=st.data())
+def test_default_model_threads_chunks_and_truncation(load: Load, model_path: Path, data: st.DataObject) -> None:
+    tokens = data.draw(tokens_for(49_152, 60))
+    sampling = data.draw(samplings)
+    chunks = data.draw(st.lists(st.integers(0, len(tokens)), max_size=4))
+    expected = logits_of(load(model_path, threads=1), tokens, sampling=sampling)
+    for threads in THREADS[1:]:
+        found = logits_of(load(model_path, threads=threads), tokens, chunks, sampling)
+        assert same_bits(expected[0], found[0])
+        assert expected[1].tolist() == found[1].tolist()
+    driver = Driver(load(model_path, threads=2))
+    driver.bind(0, len(tokens) + 8, sampling, 1)
+    try:
+        driver.step(driver.line(0, tokens[:1] * 5, 0))
+        driver.model.truncate(0, 0)
+        result = driver.step(driver.line(0, tokens, WANT_LOGITS | WANT_TOKEN))
+    finally:
+        driver.release_all()
+    assert same_bits(expected[0], result.logits)
+
+
+def test_default_model_portable_build(load: Load, model_path: Path) -> None:
+    tokens = [1, 4093, 198, 49_151, 17, 900, 12_000, 3]
+    sampling = SamplingParameters(temperature=0.9, top_p=0.95, seed=11)
+    expected = logits_of(load(model_path, threads=2), tokens, sampling=sampling)
+    found = logits_of(load(model_path, threads=2, instruction_set="portable"), tokens, sampling=sampling)
+    assert same_bits(expected[0], found[0])
+    assert expected[1].tolist() == found[1].tolist()

@@ -1,0 +1,242 @@
+"""Every kernel on every instruction set against its plain twin, odd tails and extreme blocks included."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ultrafast import _native
+from ultrafast.reference.dequantise import dequantise
+from ultrafast.weights.gguf import GgufTensor
+
+SETS = _native.instruction_sets()
+QUANTISED = ("Q8_0", "Q4_0", "Q4_1")
+FLOATS = ("F32", "F16", "BF16")
+F32 = NDArray[np.float32]
+
+
+def pack(values: F32, weight_type: str) -> NDArray[np.uint8]:
+    packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType[weight_type])
+    return np.ascontiguousarray(packed).view(np.uint8).reshape(-1)
+
+
+def plain_values(weight_type: str, data: NDArray[np.uint8], shape: tuple[int, int]) -> F32:
+    return dequantise(GgufTensor("weights", weight_type, shape, data.size, data))
+
+
+def plain_quantise(x: F32) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:
+    blocks = x.reshape(-1, 32)
+    amax = np.abs(blocks).max(axis=1)
+    usable = amax > np.float32(1e-30)
+    inverse = np.divide(np.float32(127), amax, out=np.zeros_like(amax), where=usable)
+    values = np.rint(np.clip(blocks * inverse[:, None], -127, 127)).astype(np.int8)
+    scales = np.where(usable, amax / np.float32(127), np.float32(0)).astype(np.float32)
+    return values.reshape(-1), scales, values.sum(axis=1, dtype=np.int32)
+
+
+def plain_linear(weight_type: str, data: NDArray[np.uint8], rows: int, columns: int, x: F32) -> F32:
+    """Exactness rules 1 and 2, step by step in float32."""
+    out = np.zeros((len(x), rows), np.float32)
+    if weight_type in FLOATS:
+        weights = plain_values(weight_type, data, (rows, columns))
+        for c in range(columns):
+            out = out + weights[:, c] * x[:, c : c + 1]
+        return out
+    size = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[weight_type]
+    blocks = data.reshape(rows, columns // 32, size)
+    scales = blocks[:, :, :2].copy().view(np.float16)[:, :, 0].astype(np.float32)
+    if weight_type == "Q8_0":
+        quants = blocks[:, :, 2:].view(np.int8).astype(np.int32)
+    else:
+        nibbles = blocks[:, :, size - 16 :]
+        quants = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).astype(np.int32)
+    if weight_type == "Q4_0":
+        quants = quants - 8
+    for r, row in enumerate(x):
+        values, row_scales, sums = plain_quantise(row)
+        for b in range(columns // 32):
+            dot = quants[:, b] @ values[b * 32 : b * 32 + 32].astype(np.int32)
+            out[r] = out[r] + (scales[:, b] * row_scales[b]) * dot.astype(np.float32)
+            if weight_type == "Q4_1":
+                minima = blocks[:, b, 2:4].copy().view(np.float16)[:, 0].astype(np.float32)
+                out[r] = out[r] + minima * (row_scales[b] * np.float32(sums[b]))
+    return out
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("weight_type", QUANTISED + FLOATS)
+@pytest.mark.parametrize(
+    ("rows", "columns", "count"), [(1, 32, 1), (33, 64, 2), (77, 96, 3), (32, 576, 7), (9, 160, 9)]
+)
+def test_linear(instruction_set: str, weight_type: str, rows: int, columns: int, count: int) -> None:
+    random = np.random.default_rng(rows * columns + count)
+    if weight_type in FLOATS:
+        columns += 5  # only quantised rows are whole blocks
+    data = pack(random.normal(0, 0.5, (rows, columns)).astype(np.float32), weight_type)
+    x = random.normal(0, 2, (count, columns)).astype(np.float32)
+    found = _native.kernels.linear(instruction_set, weight_type, data, rows, columns, 0, x)
+    assert found.tobytes() == plain_linear(weight_type, data, rows, columns, x).tobytes()
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("weight_type", QUANTISED)
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_extreme_blocks_do_not_saturate(instruction_set: str, weight_type: str, byte: int, sign: int) -> None:
+    size = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[weight_type]
+    blocks = np.full((40, 3, size), byte, np.uint8)
+    blocks[:, :, :2] = np.array([np.float16(1.0)]).view(np.uint8)
+    if weight_type == "Q4_1":
+        blocks[:, :, 2:4] = np.array([np.float16(-2.0)]).view(np.uint8)
+    x = np.full((5, 96), 3.0 * sign, np.float32)
+    data = blocks.reshape(-1)
+    found = _native.kernels.linear(instruction_set, weight_type, data, 40, 96, 0, x)
+    assert found.tobytes() == plain_linear(weight_type, data, 40, 96, x).tobytes()
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("weight_type", QUANTISED + FLOATS)
+def test_dequantise_and_rows_of_interleaved_heads(instruction_set: str, weight_type: str) -> None:
+    values = np.random.default_rng(3).normal(0, 1, (48, 64)).astype(np.float32)
+    data = pack(values, weight_type)
+    plain = plain_values(weight_type, data, (48, 64))
+    straight = _native.kernels.dequantise(instruction_set, weight_type, data, 48, 64, 0)
+    assert straight.tobytes() == plain.tobytes()
+    halves = plain.reshape(2, 12, 2, 64).swapaxes(1, 2).reshape(48, 64)  # heads of 24: even rows first, then odd
+    assert _native.kernels.dequantise(instruction_set, weight_type, data, 48, 64, 24).tobytes() == halves.tobytes()
+
+
+float_blocks = st.lists(
+    st.floats(-(2.0**100), 2.0**100, width=32) | st.sampled_from([0.0, -0.0, 1e-38, 1e-45, 3.4e38, 0.5, 127.5]),
+    min_size=32,
+    max_size=32,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(float_blocks)
+def test_quantise(block: list[float]) -> None:
+    x = np.array(block, np.float32)
+    expected = plain_quantise(x)
+    for instruction_set in SETS:
+        for found, plain in zip(_native.kernels.quantise(instruction_set, x), expected, strict=True):
+            assert found.tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 15, 16, 31, 576, 577])
+def test_rms_norm(n: int) -> None:
+    random = np.random.default_rng(n)
+    x, weight = (random.normal(0, 3, n).astype(np.float32) for _ in range(2))
+    lanes = np.zeros(16, np.float32)
+    for i, value in enumerate(x):
+        lanes[i % 16] = lanes[i % 16] + value * value
+    while len(lanes) > 4:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    mean = ((lanes[0] + lanes[2]) + (lanes[1] + lanes[3])) / np.float32(n)
+    expected = x * (np.float32(1) / np.sqrt(mean + np.float32(1e-5))) * weight
+    for instruction_set in SETS:
+        found, finite = _native.kernels.rms_norm(instruction_set, x, weight, 1e-5)
+        assert finite
+        assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_rms_norm_reports_what_is_not_finite(value: float) -> None:
+    x = np.ones(40, np.float32)
+    x[37] = value  # 3e38 is finite, its square is not
+    for instruction_set in SETS:
+        assert not _native.kernels.rms_norm(instruction_set, x, np.ones(40, np.float32), 1e-5)[1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-90, 0, width=32), min_size=1, max_size=70))
+def test_exp_sum(values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    results = [_native.kernels.exp_sum(instruction_set, x, 0.25) for instruction_set in SETS]
+    for found, total in results:
+        exact = np.exp((x - np.float32(0.25)).astype(np.float64))
+        np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-37)
+        assert abs(total - exact.sum()) <= 2e-6 * exact.sum() + 1e-36
+        assert found.tobytes() == results[0][0].tobytes()
+        assert total == results[0][1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(2.0**-126, 2.0**127, width=32))
+def test_log(x: float) -> None:
+    results = [_native.kernels.log(instruction_set, x) for instruction_set in SETS]
+    assert len(set(results)) == 1
+    assert abs(results[0] - np.log(np.float64(np.float32(x)))) <= 3e-7 * max(1.0, abs(np.log(x)))
+
+
+def test_silu_multiply() -> None:
+    x = np.linspace(-200, 200, 6400, dtype=np.float32)
+    up = np.ones(6400, np.float32)
+    results = [_native.kernels.silu_multiply(instruction_set, x, up) for instruction_set in SETS]
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(results[0], wide / (1 + np.exp(-wide)), rtol=2e-6, atol=1e-34)
+    assert len({found.tobytes() for found in results}) == 1
+
+
+def plain_philox(counter: int, output_index: int, choice: int, seed: int) -> list[int]:
+    """Philox4x32-10 on Python's integers."""
+    words, mask = [counter, output_index, choice, 0], 0xFFFFFFFF
+    k0, k1 = seed & mask, seed >> 32
+    for _ in range(10):
+        first, second = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [(second >> 32) ^ words[1] ^ k0, second & mask, (first >> 32) ^ words[3] ^ k1, first & mask]
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    return words
+
+
+def test_philox_twin_gives_the_published_vector() -> None:
+    """Known answer of Random123 for an all-zero counter and key."""
+    assert plain_philox(0, 0, 0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.lists(st.integers(0, 200_000), min_size=1, max_size=20),
+)
+def test_gumbel(seed: int, choice: int, output_index: int, ids: list[int]) -> None:
+    expected = []
+    for token in ids:
+        word = plain_philox(token // 32 * 8 + token % 8, output_index, choice, seed)[token // 8 % 4]
+        u = ((word >> 8) + 0.5) * 2.0**-24
+        expected.append(-np.log(-np.log(u)))
+    results = [_native.kernels.gumbel(instruction_set, seed, choice, output_index, 0, ids) for instruction_set in SETS]
+    assert len({found.tobytes() for found in results}) == 1
+    np.testing.assert_allclose(results[0], expected, rtol=2e-5, atol=2e-6)
+
+
+def test_gumbel_of_the_whole_vocabulary_equals_that_of_its_tokens() -> None:
+    ids = np.random.default_rng(0).permutation(1001).tolist()
+    for instruction_set in SETS:
+        whole = _native.kernels.gumbel(instruction_set, 9, 2, 5, 1001, [])
+        assert whole[ids].tobytes() == _native.kernels.gumbel(instruction_set, 9, 2, 5, 0, ids).tobytes()
+        assert np.isfinite(whole).all()
+
+
+def test_half_to_float_for_every_bit_pattern() -> None:
+    x = np.arange(65_536, dtype=np.uint16)
+    expected = x.view(np.float16).astype(np.float32)
+    number = ~np.isnan(expected)
+    for instruction_set in SETS:
+        found = _native.kernels.half_to_float(instruction_set, x)
+        assert found[number].tobytes() == expected[number].tobytes()
+        assert np.isnan(found[~number]).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(-10, 10, width=16), min_size=1, max_size=100))
+def test_arg_max_takes_the_lowest_of_equals(values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    for instruction_set in SETS:
+        assert _native.kernels.arg_max(instruction_set, x) == int(x.argmax())
