@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Sequence
-from typing import Final
 
 from ultrafast.tokens.tokenizer import Tokenizer
-
-_make_decoder: Final = codecs.getincrementaldecoder("utf-8")
 
 
 class IncrementalDetokenizer:
@@ -18,16 +15,26 @@ class IncrementalDetokenizer:
     that may still become a character are held back; those that cannot are U+FFFD at once.
     """
 
-    __slots__ = ("_decode", "_text_bytes")
+    __slots__ = ("_held", "_text_bytes", "_whole_texts")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._text_bytes = tokenizer.text_bytes
-        self._decode = _make_decoder("replace").decode
+        self._whole_texts = tokenizer.whole_texts
+        self._held = b""  # bytes that may still become a character
 
     def add(self, ids: Sequence[int]) -> str:
         """The text that has become certain with ``ids``."""
-        return self._decode(self._text_bytes(ids))
+        # Nearly every step: one token of whole characters after whole characters.
+        if len(ids) == 1 and not self._held and (text := self._whole_texts.get(ids[0])) is not None:
+            return text
+        return self._decode(self._text_bytes(ids), final=False)
 
     def finish(self) -> str:
         """The rest: U+FFFD where the answer ends inside a character, else nothing."""
-        return self._decode(b"", True)
+        return self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, *, final: bool) -> str:
+        data = self._held + data
+        text, used = utf_8_decode(data, "replace", final)
+        self._held = data[used:]
+        return text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
@@ -156,6 +158,15 @@ class Tokenizer:
         if not 0 <= index < len(self._bytes):
             raise RequestError("a token id lies outside the vocabulary")
         return self._bytes[index]
+
+    @cached_property
+    def whole_texts(self) -> dict[int, str]:
+        """The text of every token that consists of whole characters; that of a control token is empty."""
+        texts: dict[int, str] = {}
+        for index, data in enumerate(self._bytes):
+            with suppress(UnicodeDecodeError):
+                texts[index] = "" if index in self._control_ids else data.decode()
+        return texts
 
     def is_special(self, index: int) -> bool:
         """Whether a token is a control token: never text, and left out of decoded answers."""

@@ -1,0 +1,1 @@
+"""What runs requests: the protocol, and the local engine behind it."""

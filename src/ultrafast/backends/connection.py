@@ -1,0 +1,279 @@
+"""One running engine process, as its parent sees it: the socket, the streams in flight, the process itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Self, cast
+
+from ultrafast.engine import messages
+from ultrafast.engine.messages import (
+    Cancel,
+    EngineStatus,
+    Events,
+    Failed,
+    FromEngine,
+    GenerationEvent,
+    GenerationRequest,
+    Load,
+    ModelDescription,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Shutdown,
+    Submit,
+    ToEngine,
+)
+from ultrafast.errors import EngineError, EngineUnavailableError, UltrafastError
+
+logger = logging.getLogger(__name__)
+
+_SOCKET_BUFFER_BYTES = 1 << 20
+_EXIT_SECONDS = 2.0
+
+
+class LocalStream:
+    """The events of one request; see ``backends.base.GenerationStream``.
+
+    What waits here is bounded by the request's own ``max_tokens``, so a slow reader needs no further limit.
+    """
+
+    def __init__(self, connection: EngineConnection, request_id: str) -> None:
+        self._connection = connection
+        self._request_id = request_id
+        self._events: deque[GenerationEvent] = deque()
+        self._error: UltrafastError | None = None
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GenerationEvent:
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._events.popleft()
+
+    async def aclose(self) -> None:
+        """Give the request up: the engine drops it before its next step."""
+        if not self._ended:
+            self._ended = True
+            self._connection.cancel(self._request_id)
+        self._events.clear()
+        self._wake()
+
+    def push(self, event: GenerationEvent) -> None:
+        """Append an event; the one with the summary is the last."""
+        self._events.append(event)
+        if event.summary is not None:
+            self._ended = True
+        self._wake()
+
+    def fail(self, error: UltrafastError) -> None:
+        """End with ``error``, after the events that came before it."""
+        if not self._ended:
+            self._error = error
+            self._ended = True
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineConnection(asyncio.Protocol):
+    """Speaks with one engine process from its start to its end; never reused for a second one."""
+
+    def __init__(self, on_progress: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._on_progress = on_progress
+        self._reader = messages.backend_side_reader()
+        self._transport: asyncio.Transport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._streams: dict[str, LocalStream] = {}
+        self._pongs: dict[int, asyncio.Future[EngineStatus]] = {}
+        self._ping_number = 0
+        self._ready: asyncio.Future[ModelDescription] = loop.create_future()
+        self._fault: UltrafastError | None = None
+        self.ended = asyncio.Event()
+        self.heard = False  # any message since the supervisor last looked
+
+    @property
+    def process_id(self) -> int | None:
+        """The process id of the engine, once it was started."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def in_flight(self) -> int:
+        """Requests submitted and not ended."""
+        return len(self._streams)
+
+    async def launch(self, load: Load) -> ModelDescription:
+        """Start the process and load the model. Raises what the loader reported, or EngineError where it died."""
+        ours, theirs = socket.socketpair()
+        try:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+            ours.setblocking(False)
+            # -P: the current directory is no place to import code from.
+            command = (sys.executable, "-P", "-m", "ultrafast.engine.worker", str(theirs.fileno()))
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C in a terminal is for us, also before the engine can ignore it
+            )
+            await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
+        except OSError as error:
+            ours.close()
+            raise EngineError(f"the engine process could not be started: {error.strerror}") from error
+        finally:
+            theirs.close()
+        self._send(load)
+        return await self._ready
+
+    def submit(self, request: GenerationRequest) -> LocalStream:
+        """Send a request; its events come to the stream returned."""
+        if self.ended.is_set():
+            raise EngineUnavailableError("the engine is restarting")
+        stream = LocalStream(self, request.request_id)
+        self._streams[request.request_id] = stream
+        self._send(Submit(request))
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request here and there."""
+        if self._streams.pop(request_id, None) is not None:
+            self._send(Cancel(request_id))
+
+    def ping(self) -> asyncio.Future[EngineStatus]:
+        """Ask for a sign of life; the future has the engine's counters."""
+        self._ping_number += 1
+        future: asyncio.Future[EngineStatus] = asyncio.get_running_loop().create_future()
+        if self.ended.is_set():
+            future.cancel()
+            return future
+        self._pongs[self._ping_number] = future
+        self._send(Ping(self._ping_number))
+        return future
+
+    async def close(self) -> None:
+        """End the process, by force where it does not go; requests in flight fail. Safe at any time, and twice."""
+        if self._process is None:
+            return
+        self._send(Shutdown(drain=False))
+        try:
+            async with asyncio.timeout(_EXIT_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            await self.kill()
+        self._end()
+
+    async def kill(self) -> None:
+        """End the process now. Works on a stopped one, too."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def exit_reason(self) -> str:
+        """Why the process ended, for a log line."""
+        if self._fault is not None:
+            return str(self._fault)
+        if self._process is None:
+            return "it never started"
+        try:
+            async with asyncio.timeout(_EXIT_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            return "it closed its socket"
+        if code >= 0:
+            return f"exit code {code}"
+        return f"signal {signal.Signals(-code).name}"
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but its base class
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop with whatever pieces have come."""
+        self.heard = True
+        try:
+            for message in self._reader.feed(data):
+                self._dispatch(message)
+        except messages.ProtocolError as error:
+            self._fault = error
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop: the process is gone, or going."""
+        self._end()
+
+    def _dispatch(self, message: FromEngine) -> None:
+        match message:
+            case Events(items):
+                for request_id, event in items:
+                    stream = self._streams.get(request_id)
+                    if stream is not None:  # else: cancelled while this was under way
+                        if event.summary is not None:
+                            del self._streams[request_id]
+                        stream.push(event)
+            case Pong(number, status):
+                future = self._pongs.pop(number, None)
+                if future is not None and not future.done():
+                    future.set_result(status)
+            case Failed():
+                self._failed(message)
+            case Progress(stage):
+                self._on_progress(stage)
+            case Ready(description):
+                if not self._ready.done():
+                    self._ready.set_result(description)
+
+    def _failed(self, failed: Failed) -> None:
+        error = messages.failure_error(failed)
+        if failed.request_id:
+            stream = self._streams.pop(failed.request_id, None)
+            if stream is not None:
+                stream.fail(error)
+            return
+        self._fault = error
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
+    def _end(self) -> None:
+        if self.ended.is_set():
+            return
+        self.ended.set()
+        if self._transport is not None:
+            self._transport.close()
+        if not self._ready.done():
+            self._ready.set_exception(EngineError("the engine process ended while loading (out of memory, perhaps)"))
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(EngineUnavailableError("the engine stopped before the answer was complete"))
+        pongs, self._pongs = self._pongs, {}
+        for future in pongs.values():
+            future.cancel()
+
+    def _send(self, message: ToEngine) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(messages.encode_frame(message))

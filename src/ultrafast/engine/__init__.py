@@ -1,0 +1,1 @@
+"""The engine process: requests in, tokens out, one native step at a time."""

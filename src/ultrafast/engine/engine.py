@@ -1,0 +1,316 @@
+"""The engine: requests in, events out, one native step at a time. Four verbs: add, schedule, run, postprocess."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ultrafast.engine.batch import Batch, Int32
+from ultrafast.engine.kv_cache import BlockPool
+from ultrafast.engine.messages import EngineStatus, GenerationEvent, GenerationRequest, Summary
+from ultrafast.engine.output import ChoiceOutput, token_logprob
+from ultrafast.engine.scheduler import Plan, Scheduler, Sequence
+from ultrafast.errors import (
+    ContextLengthError,
+    EngineUnavailableError,
+    NonFiniteError,
+    RequestError,
+    UltrafastError,
+)
+from ultrafast.models import WANT_TOKEN, WANT_TOP
+from ultrafast.models.loaded import LoadedModel, StepResult
+from ultrafast.models.sampling import SamplingParameters
+from ultrafast.tokens.tokenizer import Tokenizer
+
+MAXIMUM_WAITING_SEQUENCES = 256  # beyond this, refusing at once is kinder than a queue of minutes
+
+# How long a step may take because of prefill. Alone, a step is what a cancellation or a new request waits for; beside
+# decoding sequences it is the pause their readers see between two tokens.
+PREFILL_SECONDS_ALONE = 0.4
+PREFILL_SECONDS_BESIDE_DECODE = 0.05
+MINIMUM_PREFILL_ROWS = 8
+PREFILL_RATE_WEIGHT = 0.25  # of the newest measurement: a machine may be busy for a while
+
+_WARM_UP_PROMPT_TOKENS = 64
+_WARM_UP_TOKENS = 4
+
+
+def _check_sampling(sampling: SamplingParameters, vocabulary: int) -> None:
+    """Raise RequestError for what the native side would refuse in mid-step, when it is too late for an answer."""
+    bias = sampling.logit_bias
+    if bias and (min(bias) < 0 or max(bias) >= vocabulary):
+        raise RequestError("a token id is outside the vocabulary", param="logit_bias")
+    numbers = (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        *bias.values(),
+    )
+    if not all(map(math.isfinite, numbers)) or sampling.temperature < 0 or sampling.repetition_penalty <= 0:
+        raise RequestError("a sampling parameter is out of range")
+    if sampling.top_k < 0 or not 0 <= sampling.top_logprobs <= vocabulary or not 0 <= sampling.seed < 1 << 64:
+        raise RequestError("a sampling parameter is out of range")
+
+
+@dataclass(slots=True, eq=False)
+class _Choice:
+    """One choice of a request: its sequence, its output, and the token to feed next."""
+
+    request: _Request
+    index: int
+    sequence: Sequence
+    output: ChoiceOutput
+    token_limit: int
+    want: int  # WANT_* bits of the rows that sample
+    last_token: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request in progress and its account."""
+
+    message: GenerationRequest
+    prompt: Int32  # [prompt_length]
+    arrived: float
+    live: list[_Choice] = field(default_factory=list)
+    admitted: float = -1.0
+    first_token: float = -1.0
+    completion_tokens: int = 0
+    passes: int = 0
+
+
+class Engine:
+    """Runs any number of requests over one loaded model. Single-threaded: every method from one thread."""
+
+    def __init__(
+        self, model: LoadedModel, tokenizer: Tokenizer, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._scheduler = Scheduler(
+            BlockPool(model.block_count, model.block_tokens),
+            max_sequences=model.max_sequences,
+            max_rows=model.max_rows,
+        )
+        self._requests: dict[str, _Request] = {}
+        self._choices: dict[Sequence, _Choice] = {}
+        self._failures: list[tuple[str, UltrafastError]] = []
+        self._steps = 0
+        self._rows = 0
+        self._prefill_rate = 0.0  # rows a second; 0 before the first measurement
+        self._batch = Batch(model.max_rows)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return self._scheduler.has_work
+
+    @property
+    def status(self) -> EngineStatus:
+        """Counters of this moment."""
+        scheduler = self._scheduler
+        return EngineStatus(
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            free_blocks=scheduler.pool.free_count,
+            block_count=scheduler.pool.block_count,
+            steps=self._steps,
+            rows=self._rows,
+        )
+
+    def add(self, request: GenerationRequest) -> None:
+        """Queue a request.
+
+        Raises RequestError (ids outside the vocabulary, empty prompt), ContextLengthError, CacheFullError, and
+        EngineUnavailableError where too many wait already; then nothing was queued.
+        """
+        prompt = self._checked_prompt(request)
+        token_limit = min(request.max_tokens, self._model.context - len(prompt))
+        if len(self._scheduler.waiting) + request.choices > MAXIMUM_WAITING_SEQUENCES:
+            raise EngineUnavailableError("too many requests are waiting")
+        state = _Request(request, prompt, self._clock())
+        want = WANT_TOKEN | WANT_TOP if request.logprobs else WANT_TOKEN
+        for index in range(request.choices):
+            sequence = Sequence(len(prompt), token_limit, state.arrived, request.tier)
+            output = ChoiceOutput(self._tokenizer, request.stop, ignore_end=request.ignore_end)
+            self._scheduler.add(sequence)  # can only refuse the first: all choices are of one size
+            choice = _Choice(state, index, sequence, output, token_limit, want)
+            self._choices[sequence] = choice
+            state.live.append(choice)
+        self._requests[request.request_id] = state
+
+    def _checked_prompt(self, request: GenerationRequest) -> Int32:
+        vocabulary = self._model.configuration.vocabulary_size
+        if request.request_id in self._requests:
+            raise RequestError("this request id is in use")
+        if not request.prompt_tokens:
+            raise RequestError("the prompt is empty", param="messages")
+        if min(request.prompt_tokens) < 0 or max(request.prompt_tokens) >= vocabulary:
+            raise RequestError("a prompt token id is outside the vocabulary", param="messages")
+        _check_sampling(request.sampling, vocabulary)
+        if request.max_tokens < 1 or request.choices < 1:
+            raise RequestError("nothing is asked for", param="max_tokens")
+        if len(request.prompt_tokens) >= self._model.context:
+            raise ContextLengthError(
+                f"the prompt has {len(request.prompt_tokens)} tokens and the context holds {self._model.context}, "
+                "the answer included",
+                param="messages",
+            )
+        return np.array(request.prompt_tokens, np.int32)
+
+    def cancel(self, request_id: str) -> None:
+        """Give up a request and free what it holds; unknown ids are ignored (it may just have ended)."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            for choice in request.live:
+                self._release(choice)
+
+    def take_failures(self) -> list[tuple[str, UltrafastError]]:
+        """Requests that ended with an error since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def step(self) -> list[tuple[str, GenerationEvent]]:
+        """One step: what it gave, as (request id, event) in order; empty where only prompts advanced."""
+        started = self._clock()
+        plan = self._scheduler.schedule(started)
+        if not plan.work:
+            return []
+        rows = self._rows
+        result = self._run(plan)
+        now = self._clock()
+        rows = self._rows - rows
+        if rows - len(plan.work) >= MINIMUM_PREFILL_ROWS - 1:
+            self._pace(rows, now - started)
+        return self._postprocess(plan, result, now)
+
+    def _run(self, plan: Plan) -> StepResult:
+        for sequence in plan.admitted:
+            self._bind(sequence)
+        batch = self._batch
+        batch.clear()
+        for sequence, start, rows, samples in plan.work:
+            choice = self._choices[sequence]
+            want = choice.want if samples else 0
+            if start >= sequence.prompt_length:
+                batch.add_token(choice.last_token, start, sequence.slot, want)
+            else:
+                batch.add_chunk(choice.request.prompt[start : start + rows], start, sequence.slot, want)
+        self._steps += 1
+        self._rows += batch.rows
+        return self._model.step(*batch.arrays())
+
+    def _bind(self, sequence: Sequence) -> None:
+        choice = self._choices[sequence]
+        request = choice.request
+        if request.admitted < 0:
+            request.admitted = sequence.admitted
+        blocks = np.array(sequence.blocks, np.int32)
+        self._model.bind(sequence.slot, blocks, request.message.sampling, sequence.prompt_length, choice.index)
+
+    def _postprocess(self, plan: Plan, result: StepResult, now: float) -> list[tuple[str, GenerationEvent]]:
+        failed = result.failed_sequences.tolist()
+        tokens = result.tokens.tolist()
+        events: list[tuple[str, GenerationEvent]] = []
+        row = 0  # among the rows that wanted a token; they come in the order of the work
+        for work in plan.work:
+            token_row = row
+            row += work.samples
+            choice = self._choices.get(work.sequence)
+            if choice is None:
+                continue  # another choice of its request failed in this very step
+            if work.sequence.slot in failed:
+                self._fail(choice.request, NonFiniteError("the model produced a value that is not finite"))
+                continue
+            self._scheduler.advance(work, int(work.samples))
+            if work.samples:
+                event = self._new_token(choice, tokens[token_row], result, token_row, now)
+                events.append((choice.request.message.request_id, event))
+        return events
+
+    def _new_token(self, choice: _Choice, token: int, result: StepResult, row: int, now: float) -> GenerationEvent:
+        request = choice.request
+        choice.last_token = token
+        request.completion_tokens += 1
+        request.passes += 1
+        if request.first_token < 0:
+            request.first_token = now
+        is_last = choice.sequence.generated >= choice.token_limit
+        text, finish_reason = choice.output.add(token, is_last=is_last)
+        logprobs = None
+        if request.message.logprobs and not choice.output.is_end(token):
+            count = request.message.sampling.top_logprobs
+            top_ids = result.top_tokens[row, :count].tolist()
+            top_logprobs = result.top_logprobs[row, :count].tolist()
+            logprobs = [token_logprob(self._tokenizer, token, float(result.logprobs[row]), top_ids, top_logprobs)]
+        if finish_reason is None:
+            return GenerationEvent(choice.index, [token], text, logprobs)
+        request.live.remove(choice)
+        self._release(choice)
+        summary = None if request.live else self._settle(request, now)
+        return GenerationEvent(choice.index, [token], text, logprobs, finish_reason, summary)
+
+    def _settle(self, request: _Request, now: float) -> Summary:
+        del self._requests[request.message.request_id]
+        return Summary(
+            prompt_tokens=len(request.prompt),
+            cached_tokens=0,
+            completion_tokens=request.completion_tokens,
+            queue_seconds=request.admitted - request.arrived,
+            prefill_seconds=request.first_token - request.admitted,
+            decode_seconds=now - request.first_token,
+            ttft_seconds=request.first_token - request.arrived,
+            passes=request.passes,
+        )
+
+    def _fail(self, request: _Request, error: UltrafastError) -> None:
+        self.cancel(request.message.request_id)
+        self._failures.append((request.message.request_id, error))
+
+    def _release(self, choice: _Choice) -> None:
+        """Free the sequence, its slot and its blocks; the choice is over."""
+        sequence = choice.sequence
+        if sequence.slot >= 0:
+            self._model.release(sequence.slot)
+        self._scheduler.finish(sequence)
+        del self._choices[sequence]
+
+    def warm_up(self) -> None:
+        """Touch every page a step touches, measure a first prefill, and let the collector forget what lives forever.
+
+        From then on chunks of prefill are sized by the measured rate: on a slow machine a stream still flows beside a
+        prompt.
+        """
+        length = max(1, min(_WARM_UP_PROMPT_TOKENS, self._model.context - _WARM_UP_TOKENS))
+        greedy = SamplingParameters(temperature=0.0)
+        request = GenerationRequest("warm-up", [0] * length, greedy, _WARM_UP_TOKENS, ignore_end=True)
+        # The first run meets cold pages; the second is the measure. A context of one token has no room for either.
+        for _ in range(2 if length < self._model.context else 0):
+            self._prefill_rate = 0.0
+            self._scheduler.prefill_rows_alone = self._model.max_rows
+            self.add(request)
+            while self.has_work:
+                self.step()
+        gc.collect()
+        gc.freeze()
+
+    def _pace(self, rows: int, seconds: float) -> None:
+        """Learn from a step with ``rows`` of prefill how many the next ones may have."""
+        measured = rows / max(seconds, 1e-6)
+        rate = self._prefill_rate
+        self._prefill_rate = rate = measured if rate == 0.0 else rate + (measured - rate) * PREFILL_RATE_WEIGHT
+        scheduler = self._scheduler
+        scheduler.prefill_rows_alone = self._chunk(rate * PREFILL_SECONDS_ALONE)
+        scheduler.prefill_rows_beside_decode = self._chunk(rate * PREFILL_SECONDS_BESIDE_DECODE)
+
+    def _chunk(self, rows: float) -> int:
+        return min(self._model.max_rows, max(MINIMUM_PREFILL_ROWS, int(rows)))
