@@ -1,0 +1,1 @@
+"""OpenAI's API over HTTP: routes, schema, keys, streams, and the server around them."""

@@ -1,0 +1,51 @@
+"""The models this server answers for: the real one and its aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+
+import msgspec
+
+from ultrafast.backends.base import Backend
+from ultrafast.gateway.failures import HttpError
+
+DEFAULT_ALIASES = ("gpt-5.6-sol",)
+
+
+class ModelObject(msgspec.Struct, frozen=True):
+    """A model as ``/v1/models`` lists it."""
+
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "ultrafast"
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """The response of ``/v1/models``."""
+
+    data: list[ModelObject]
+    object: str = "list"
+
+
+class Catalogue:
+    """Every name a request may use. Responses always name the real model."""
+
+    def __init__(self, backend: Backend, aliases: Iterable[str] = DEFAULT_ALIASES) -> None:
+        self._backend = backend
+        self._aliases = frozenset(aliases)
+
+    def resolve(self, name: str) -> ModelObject:
+        """The model behind ``name``. Raises HttpError 404; EngineUnavailableError while it is unknown."""
+        model = self._backend.model
+        if name != model.name and name not in self._aliases:
+            raise HttpError(
+                HTTPStatus.NOT_FOUND, "this server has no model of that name", code="model_not_found", param="model"
+            )
+        return ModelObject(model.name, model.created)
+
+    def all(self) -> ModelList:
+        """The one real model."""
+        model = self._backend.model
+        return ModelList([ModelObject(model.name, model.created)])

@@ -1,0 +1,74 @@
+"""Every refusal and failure in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import random
+from http import HTTPStatus
+
+import msgspec
+
+from ultrafast.errors import EngineError, RequestError, UltrafastError
+
+# Where many clients are refused at once, the spread keeps them from all coming back at once.
+RETRY_MILLISECONDS = (500, 1500)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class HttpError(RequestError):
+    """A refusal of the HTTP layer, with its own status."""
+
+    def __init__(
+        self, status: HTTPStatus, message: str, *, code: str, param: str | None = None, headers: Headers | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self.headers = headers or []
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """The inner object."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The outer object."""
+
+    error: ErrorDetail
+
+
+def status_of(error: UltrafastError) -> int:
+    """The HTTP status of ``error``."""
+    if isinstance(error, RequestError | EngineError):
+        return int(error.status)
+    return HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+def body_of(error: UltrafastError) -> bytes:
+    """The JSON body of ``error``."""
+    if isinstance(error, RequestError):
+        detail = ErrorDetail(error.message, error.type, error.param, error.code)
+    elif isinstance(error, EngineError):
+        kind = "service_unavailable_error" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else "server_error"
+        detail = ErrorDetail(str(error), kind, None, error.code)
+    else:
+        detail = ErrorDetail(str(error), "server_error", None, None)
+    return msgspec.json.encode(ErrorBody(detail))
+
+
+def headers_of(error: UltrafastError) -> Headers:
+    """Extra headers of ``error``: how and whether to retry."""
+    if isinstance(error, HttpError):
+        return error.headers
+    if status_of(error) != HTTPStatus.SERVICE_UNAVAILABLE:
+        return []
+    milliseconds = random.randint(*RETRY_MILLISECONDS)  # noqa: S311 - jitter, no secret
+    return [
+        (b"retry-after-ms", str(milliseconds).encode()),
+        (b"retry-after", str(-(-milliseconds // 1000)).encode()),
+        (b"x-should-retry", b"true"),
+    ]

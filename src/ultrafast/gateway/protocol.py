@@ -1,0 +1,101 @@
+"""The HTTP connection: uvicorn's, with the limits it leaves to a reverse proxy that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from ultrafast.gateway.failures import HttpError, body_of
+
+MAXIMUM_HEADER_BYTES = 32 << 10
+HEADER_SECONDS = 15.0
+WRITE_SECONDS = 30.0  # how long a client may leave a full buffer unread
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """Bounds the size and time of request headers, and the time a client may stop reading."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._in_headers = True
+        self._header_bytes = 0
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_header_timer()
+        self._forget_write_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > MAXIMUM_HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request headers are too large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._forget_header_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_headers = True
+        self._header_bytes = 0
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._forget_write_timer()
+        # abort, not close: closing would wait for the buffer that nobody reads.
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._forget_write_timer()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HTTPStatus.BAD_REQUEST, "this is not a valid HTTP request")
+
+    def _await_headers(self) -> None:
+        self._forget_header_timer()
+        self._header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answer without an application, and close."""
+        body = body_of(HttpError(status, message, code="invalid_http_request"))
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode("ascii") + body)
+        self.transport.close()
+
+    def _forget_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _forget_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

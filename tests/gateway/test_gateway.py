@@ -1,0 +1,122 @@
+"""The application in this process, over a real engine: what cannot be provoked from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.gateway.conftest import MODEL
+from tests.gateway.running_server import KEY
+from tests.gateway.test_protocol import serving
+from ultrafast.backends.local import LocalBackend
+from ultrafast.backends.prompt import ChatPrompt
+from ultrafast.gateway import chat
+from ultrafast.gateway.app import Gateway
+from ultrafast.gateway.hosts import HostPolicy
+from ultrafast.weights.store import resolve_model
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+CHAT = "/v1/chat/completions"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend() -> AsyncIterator[LocalBackend]:
+    backend = LocalBackend(resolve_model(), context=2048)
+    await backend.start()
+    yield backend
+    await backend.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def gateway(backend: LocalBackend) -> Gateway:
+    return Gateway(backend, key=KEY, hosts=HostPolicy("127.0.0.1"))
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(gateway) as port:
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
+            yield client
+
+
+@pytest.fixture
+def prompt() -> ChatPrompt:
+    return ChatPrompt.from_file(resolve_model().path)
+
+
+def request(content: str = "Hi", **values: object) -> dict[str, object]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 4} | values
+
+
+async def test_before_the_model_is_loaded_everything_is_503(
+    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt
+) -> None:
+    assert (await http.get("/health")).status_code == 503
+    refusal = await http.post(CHAT, json=request())
+    assert refusal.status_code == 503
+    assert refusal.json()["error"]["type"] == "service_unavailable_error"
+    assert "retry-after" in refusal.headers
+    gateway.open(prompt)
+    assert (await http.get("/health")).status_code == 200
+    assert (await http.post(CHAT, json=request())).status_code == 200
+
+
+async def test_a_long_prefill_keeps_the_connection_alive(
+    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "KEEP_ALIVE_SECONDS", 0.05)
+    gateway.open(prompt)
+    async with http.stream("POST", CHAT, json=request("sea and sky " * 400, stream=True)) as response:
+        assert response.status_code == 200
+        lines = [line async for line in response.aiter_lines() if line]
+    first_data = next(index for index, line in enumerate(lines) if line.startswith("data: "))
+    assert first_data >= 1
+    assert set(lines[:first_data]) == {": keep-alive"}
+    assert lines[-1] == "data: [DONE]"
+    assert all(line.startswith(("data: ", ": keep-alive")) for line in lines)
+
+
+async def test_a_bug_is_one_clean_error_and_names_no_value(
+    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(ChatPrompt):
+        def tokens(self, messages: object) -> list[int]:
+            raise RuntimeError("canary-of-a-prompt: " + str(messages))
+
+    gateway.open(Broken(prompt._template, prompt.tokenizer))
+    with caplog.at_level(logging.DEBUG):
+        response = await http.post(CHAT, json=request("canary-of-a-prompt"))
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "canary" not in response.text
+    assert "canary" not in caplog.text
+    assert "RuntimeError at test_gateway.py" in caplog.text
+
+
+async def test_many_at_once_all_end_and_nothing_is_left(
+    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt, backend: LocalBackend
+) -> None:
+    gateway.open(prompt)
+
+    async def one(number: int) -> str:
+        if number % 3 == 0:  # leaves early
+            async with http.stream("POST", CHAT, json=request(stream=True, max_tokens=200)) as response:
+                async for _ in response.aiter_lines():
+                    return "left"
+        response = await http.post(CHAT, json=request(n=2, seed=number))
+        assert response.status_code == 200
+        choices = response.json()["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1]
+        return "ended"
+
+    results = await asyncio.gather(*(one(number) for number in range(24)))
+    assert results.count("left") == 8
+    await gateway.drain(5)
+    status = await backend.status()
+    assert (status.running, status.waiting, status.free_blocks) == (0, 0, status.block_count)

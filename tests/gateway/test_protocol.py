@@ -1,0 +1,105 @@
+"""The limits of a connection, on a real server with an application that misbehaves on purpose (FAULTS rows 11, 20)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ultrafast.gateway import json_input, protocol
+from ultrafast.gateway.failures import HttpError
+from ultrafast.gateway.json_input import read_body
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp) -> AsyncIterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http=protocol.LimitedHttpProtocol, ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server._serve([listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def test_row_20_a_reader_that_stalls_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.3)
+    ended = asyncio.Event()
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        with contextlib.suppress(asyncio.CancelledError):
+            watch = asyncio.create_task(receive())
+            while not watch.done():
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+                await asyncio.sleep(0)
+        ended.set()
+
+    async with serving(endless) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await reader.readline()
+        async with asyncio.timeout(5):
+            await ended.wait()
+        writer.close()
+
+
+async def test_row_11_slow_headers_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.3)
+
+    async def never(scope: Scope, receive: Receive, send: Send) -> None:
+        pytest.fail("no request was complete")
+
+    async with serving(never) as port:
+        for start in (b"", b"GET / HTTP/1.1\r\nx-slow: "):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            async with asyncio.timeout(5):
+                assert await reader.read() == b""
+            writer.close()
+
+
+async def test_row_11_a_slow_body_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_input, "BODY_SECONDS", 0.3)
+    failures: asyncio.Queue[HttpError] = asyncio.Queue()
+
+    async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await read_body(scope, receive)
+        except HttpError as error:
+            failures.put_nowait(error)
+        await send({"type": "http.response.start", "status": 408, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async with serving(reading) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+        writer.write(head)
+        async with asyncio.timeout(5):
+            assert (await failures.get()).status == 408
+        writer.close()
+
+
+async def test_a_connection_serves_one_request_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header count begins anew with each request, however long a connection lives."""
+
+    async def fine(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    request = b"GET / HTTP/1.1\r\nhost: localhost\r\nx-filling: " + b"x" * 20_000 + b"\r\n\r\n"
+    async with serving(fine) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(5):
+            writer.write(request)
+            assert await reader.readuntil(b"\r\n\r\n")
+        writer.close()
