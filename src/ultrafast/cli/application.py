@@ -1,0 +1,93 @@
+"""The verbs put together, and every way a command can end turned into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from ultrafast.cli import bench, chat, doctor, models, output, run, serve
+from ultrafast.errors import UltrafastError
+
+__all__ = ["app", "execute"]
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+EXIT_OUTPUT_CLOSED = 141
+
+# Plain help: it is also the documentation (docs/cli.md), and it reads the same in a terminal, a pipe and a file.
+app = typer.Typer(
+    name="ultrafast",
+    help="A language model on this machine, for the terminal and behind OpenAI's API.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+app.command("run", short_help="Answer one prompt.")(run.run)
+app.command("chat", short_help="Talk with the model.")(chat.chat)
+app.command("serve", short_help="Serve OpenAI's API on this machine.")(serve.serve)
+app.add_typer(models.app, name="models", short_help="Download and list models.")
+app.command("doctor", short_help="Examine this machine and the speed on it.")(doctor.doctor)
+app.add_typer(bench.app, name="bench", short_help="Measure our engine beside its peers.")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        output.write(f"ultrafast {version('ultrafast')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _ultrafast(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A language model on this machine, for the terminal and behind OpenAI's API."""
+
+
+def execute(arguments: Sequence[str] | None = None) -> int:
+    """Run one command (default: that of ``sys.argv``) and return its exit code; errors are one line on stderr."""
+    output.prepare_streams()
+    try:
+        code = _invoke(arguments)
+        output.flush()
+    except output.OutputClosed:
+        output.discard_stdout()
+        return EXIT_OUTPUT_CLOSED
+    return code
+
+
+def _invoke(arguments: Sequence[str] | None) -> int:
+    try:
+        # Typer returns the code of `Exit` and of an interrupt, and nothing for a command that ran to its end.
+        code = app(arguments, prog_name="ultrafast", standalone_mode=False)
+    except typer.TyperException as error:
+        # No sub-command given: the exception's own message is the whole help.
+        help_text = error.format_message()
+        if help_text.startswith("Usage:"):
+            output.note(help_text)
+        else:
+            output.error(help_text)
+        return error.exit_code
+    except UltrafastError as error:
+        output.error(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except output.OutputClosed:
+        raise
+    except Exception as error:  # the last line of defence: a person sees a line, a developer may ask for more
+        if os.environ.get("ULTRAFAST_DEBUG") == "1":
+            traceback.print_exc(file=sys.stderr)
+        output.error(f"internal error ({type(error).__name__}); ULTRAFAST_DEBUG=1 shows where; please report it")
+        return EXIT_FAILED
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,162 @@
+"""Options that several verbs share, each defined once, and the checks the type alone does not make."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import Annotated
+
+import typer
+
+from ultrafast.errors import ConfigurationError
+
+__all__ = [
+    "DEFAULT_MAXIMUM_TOKENS",
+    "DEFAULT_TEMPERATURE",
+    "DEFAULT_TOP_P",
+    "MAXIMUM_PROMPT_BYTES",
+    "Context",
+    "Json",
+    "MaximumTokens",
+    "Model",
+    "Seed",
+    "System",
+    "Temperature",
+    "Threads",
+    "TopP",
+    "draw_seed",
+    "forced_instruction_set",
+    "read_standard_input",
+    "text_of_argument",
+]
+
+# What people know from other local programs; the API's default is OpenAI's (temperature 1).
+DEFAULT_TEMPERATURE = 0.8
+DEFAULT_TOP_P = 0.95
+MAXIMUM_THREADS = 1024
+DEFAULT_MAXIMUM_TOKENS = 1024
+MAXIMUM_THREADS = 1024
+MAXIMUM_TOKENS = 10_000_000
+MAXIMUM_PROMPT_BYTES = 16 * 2**20
+
+
+def _temperature(value: float) -> float:
+    # Written so that NaN, with which each comparison is false, does not pass.
+    if not 0 <= value <= 2:
+        raise typer.BadParameter("must be from 0 to 2")
+    return value
+
+
+def _bounded(value: int | None) -> int | None:
+    # Checked here rather than by the option's own range, which the help would print in full.
+    if value is not None and not 1 <= value <= MAXIMUM_TOKENS:
+        raise typer.BadParameter(f"must be from 1 to {MAXIMUM_TOKENS}")
+    return value
+
+
+def _threads(value: int | None) -> int | None:
+    if value is not None and not 1 <= value <= MAXIMUM_THREADS:
+        raise typer.BadParameter(f"must be from 1 to {MAXIMUM_THREADS}")
+    return value
+
+
+def _seed(value: int | None) -> int | None:
+    if value is not None and not 0 <= value < 2**64:
+        raise typer.BadParameter("must be from 0 to 2**64 - 1")
+    return value
+
+
+def _share(value: float) -> float:
+    if not 0 < value <= 1:
+        raise typer.BadParameter("must be above 0 and at most 1")
+    return value
+
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="NAME|FILE",
+        help="A known model's name or a .gguf file. Default: smollm2-135m, downloaded at first use.",
+    ),
+]
+System = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="The system message. Default: the model's own.")
+]
+MaximumTokens = Annotated[
+    int,
+    typer.Option(
+        "--max-tokens", callback=_bounded, metavar="N", help="Stop after this many tokens, or where the context ends."
+    ),
+]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        "--temperature",
+        callback=_temperature,
+        metavar="X",
+        help="From 0 to 2; 0 takes the likeliest token each time.",
+    ),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p",
+        callback=_share,
+        metavar="X",
+        help="Sample among the likeliest tokens that together reach this probability; 1: among all.",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        callback=_seed,
+        metavar="N",
+        help="The same seed gives the same answer. Default: a drawn one, which is reported.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", callback=_threads, metavar="N", help="Default: the CPUs this process may use."),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        callback=_bounded,
+        metavar="TOKENS",
+        help="Tokens one conversation may hold. Default: what the model and the memory allow.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def draw_seed() -> int:
+    """A seed that is short enough to be typed again."""
+    return secrets.randbits(32)
+
+
+def forced_instruction_set() -> str | None:
+    """The instruction set of ``ULTRAFAST_INSTRUCTION_SET``, or None; the engine refuses one the CPU lacks."""
+    return os.environ.get("ULTRAFAST_INSTRUCTION_SET") or None
+
+
+def text_of_argument(argument: str) -> str:
+    """A command-line argument as text: bytes that were not UTF-8 become U+FFFD."""
+    return os.fsencode(argument).decode("utf-8", errors="replace")
+
+
+def read_standard_input() -> str:
+    """All of standard input as text (bytes that are not UTF-8 become U+FFFD), up to a limit.
+
+    Raises:
+        ConfigurationError: there is no standard input, or it holds more than ``MAXIMUM_PROMPT_BYTES``.
+    """
+    if sys.stdin is None:
+        raise ConfigurationError("the prompt is '-', but standard input is closed")
+    data = sys.stdin.buffer.read(MAXIMUM_PROMPT_BYTES + 1)
+    if len(data) > MAXIMUM_PROMPT_BYTES:
+        raise ConfigurationError(f"standard input holds more than {MAXIMUM_PROMPT_BYTES // 2**20} MiB")
+    return data.decode("utf-8", errors="replace")

@@ -1,0 +1,60 @@
+"""`ultrafast serve`: OpenAI's API on a port of this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ultrafast.cli import options
+
+__all__ = ["serve"]
+
+
+def serve(
+    *,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port; 0 takes a free one and says which.")
+    ] = 8000,
+    model: options.Model = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--alias",
+            metavar="NAME",
+            help="Another name that requests may use for the model; may be repeated. Default: gpt-5.6-sol.",
+        ),
+    ] = None,
+    threads: options.Threads = None,
+    context: options.Context = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Ask for no key; on loopback addresses only.")] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host", metavar="NAME", help="Another host name of this server, a proxy's say; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Serve the model with OpenAI's API until Ctrl-C or a SIGTERM; answers in progress may then end.
+
+    The key is that of ULTRAFAST_API_KEY; without it, one is made and shown, or kept in a file of your own.
+    """
+    from ultrafast.cli.progress import download_progress
+    from ultrafast.gateway.catalogue import DEFAULT_ALIASES
+    from ultrafast.gateway.server import ServeOptions
+    from ultrafast.gateway.server import serve as serve_until_signalled
+
+    chosen = ServeOptions(
+        host=host,
+        port=port,
+        model=model,
+        aliases=DEFAULT_ALIASES if alias is None else tuple(options.text_of_argument(name) for name in alias),
+        threads=threads,
+        context=context,
+        instruction_set=options.forced_instruction_set(),
+        require_key=not no_auth,
+        allowed_hosts=tuple(allowed_host or ()),
+    )
+    with download_progress() as progress:
+        serve_until_signalled(chosen, progress=progress)

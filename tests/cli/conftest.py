@@ -1,0 +1,41 @@
+"""The real command in a process of its own, as a person or a script runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "ultrafast.cli"]
+TIMEOUT_SECONDS = 120
+
+Ultrafast = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment with one width, no settings of the developer's own, and ``variables``."""
+    kept = {name: value for name, value in os.environ.items() if name == "ULTRAFAST_CACHE" or "ULTRAFAST" not in name}
+    return {**kept, "COLUMNS": "80", **variables}
+
+
+@pytest.fixture(scope="session")
+def ultrafast() -> Ultrafast:
+    """Run ``ultrafast ARGUMENTS`` to its end and return what it wrote and its exit code."""
+
+    def run(*arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            input=stdin,
+            capture_output=True,
+            timeout=TIMEOUT_SECONDS,
+            env=environment(**variables),
+            check=False,
+        )
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode("utf-8"), done.stderr.decode("utf-8")
+        )
+
+    return run

@@ -1,0 +1,102 @@
+"""Help, errors and exit codes: what every verb has in common."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from .conftest import Ultrafast
+
+VERBS = ("run", "chat", "serve", "models", "doctor", "bench")
+
+
+def assert_one_error_line(stderr: str) -> None:
+    assert stderr.startswith("error: ")
+    assert stderr.count("\n") == 1
+    assert "Traceback" not in stderr
+    assert "\x1b" not in stderr
+
+
+def test_help_names_every_verb(ultrafast: Ultrafast) -> None:
+    done = ultrafast("--help")
+    assert done.returncode == 0
+    for verb in VERBS:
+        assert f"\n  {verb} " in done.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_each_verb_fits_80_columns(ultrafast: Ultrafast, verb: str) -> None:
+    done = ultrafast(verb, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: ultrafast " + verb)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_version(ultrafast: Ultrafast) -> None:
+    done = ultrafast("--version")
+    assert (done.returncode, done.stdout) == (0, f"ultrafast {version('ultrafast')}\n")
+
+
+def test_without_a_verb_the_help_is_shown_and_the_usage_is_wrong(ultrafast: Ultrafast) -> None:
+    done = ultrafast()
+    assert done.returncode == 2
+    assert "Usage: ultrafast" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("fly",),
+        ("run",),
+        ("run", "hi", "--no-such-option"),
+        ("run", "hi", "--temperature", "nan"),
+        ("run", "hi", "--temperature", "inf"),
+        ("run", "hi", "--temperature", "-1"),
+        ("run", "hi", "--temperature", "hot"),
+        ("run", "hi", "--top-p", "0"),
+        ("run", "hi", "--top-p", "nan"),
+        ("run", "hi", "--top-p", "1.5"),
+        ("run", "hi", "--max-tokens", "0"),
+        ("run", "hi", "--max-tokens", "-5"),
+        ("run", "hi", "--max-tokens", "1" + "0" * 30),
+        ("run", "hi", "--seed", "-1"),
+        ("run", "hi", "--seed", str(2**64)),
+        ("run", "hi", "--threads", "0"),
+        ("run", "hi", "--context", "0"),
+        ("run", ""),
+        ("run", " \n "),
+        ("run", "-"),
+        ("serve", "--port", "65536"),
+        ("serve", "--port", "-1"),
+        ("serve", "--host", "0.0.0.0", "--no-auth"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(ultrafast: Ultrafast, arguments: tuple[str, ...]) -> None:
+    done = ultrafast(*arguments)
+    assert_one_error_line(done.stderr)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("verb", [("run", "hi"), ("serve",), ("doctor",)])
+def test_unknown_model_is_one_line_and_exit_code_1(ultrafast: Ultrafast, verb: tuple[str, ...]) -> None:
+    done = ultrafast(*verb, "--model", "no-such-model")
+    assert_one_error_line(done.stderr)
+    assert done.returncode == 1
+    assert "smollm2-135m" in done.stderr
+
+
+def test_damaged_model_file_is_one_line_and_exit_code_1(ultrafast: Ultrafast, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(b"GGUF" + b"\xff" * 100)
+    done = ultrafast("run", "hi", "--model", str(path))
+    assert_one_error_line(done.stderr)
+    assert done.returncode == 1
+    assert "damaged.gguf" in done.stderr
+
+
+def test_control_characters_of_an_argument_do_not_reach_the_terminal(ultrafast: Ultrafast) -> None:
+    done = ultrafast("run", "hi", "--\x1b[31mred")
+    assert_one_error_line(done.stderr)
+    assert done.returncode == 2
