@@ -1,0 +1,147 @@
+"""Fidelity: how close our engine's distributions are to a float32 forward pass of the same weights, and llama.cpp's."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ultrafast.bench import provenance
+from ultrafast.bench.catalogue import DEFAULT_PEERS
+from ultrafast.bench.contest import OURS, assembled, check_peers
+from ultrafast.bench.divergence import Divergence
+from ultrafast.bench.lock import exclusive
+from ultrafast.bench.results import Bar, FidelityResult, RuntimeFidelity, Text
+from ultrafast.bench.text import FILE_NAME, english_tokens
+from ultrafast.errors import ConfigurationError, EngineError
+from ultrafast.models import resources
+from ultrafast.reference.llama import ReferenceModel
+from ultrafast.weights.gguf import open_gguf
+from ultrafast.weights.store import cache_directory, resolve_model
+
+if TYPE_CHECKING:
+    from ultrafast.bench.contest import Contest, Contestant, Progress
+    from ultrafast.bench.divergence import Float32
+    from ultrafast.weights.store import Progress as PullProgress
+
+SEQUENCE_TOKENS = 512
+DEFAULT_TOKENS = 20_480
+PERPLEXITY_TOLERANCE = 0.006
+KL_RATIO_LIMIT = 1.05
+_LLAMA_CPP = "llama-cpp"
+
+
+@dataclass(frozen=True)
+class FidelityOptions:
+    """``tokens`` of the shipped text are scored, in sequences of 512; the other fields as for speed."""
+
+    model: str | None = None
+    peers: tuple[str, ...] = DEFAULT_PEERS
+    threads: int | None = None
+    tokens: int = DEFAULT_TOKENS
+    command: str = "ultrafast bench fidelity"
+
+
+def run_fidelity(
+    options: FidelityOptions, *, progress: Progress, pull_progress: PullProgress | None = None
+) -> FidelityResult:
+    """Score the text with the reference, our engine and the peers.
+
+    Raises:
+        ConfigurationError: an option is wrong, a peer gives no logits, or another benchmark is running.
+        ModelError: the model cannot be had or used.
+        EngineError: our own engine failed. A failing peer is left out and named in the result.
+    """
+    peers = check_peers(options.peers)
+    if mute := [peer.name for peer in peers if not peer.gives_logits]:
+        raise ConfigurationError(f"{', '.join(mute)} gives no logits, so its fidelity cannot be measured")
+    location = resolve_model(options.model, progress=pull_progress)
+    threads = options.threads or resources.default_threads()
+    root = cache_directory() / "bench"
+    with exclusive(root):
+        text = english_tokens(location.path)
+        sequences = text.sequences(SEQUENCE_TOKENS)[: max(1, math.ceil(options.tokens / SEQUENCE_TOKENS))]
+        progress("describing the machine, measuring its read bandwidth")
+        circumstances = provenance.gather(options.command, location.name, location.path, threads)
+        with assembled(
+            peers, location.path, threads=threads, context=SEQUENCE_TOKENS, root=root, progress=progress
+        ) as contest:
+            divergences = score(contest, location.path, sequences, progress)
+            runtimes = [_runtime(contestant, divergences[contestant.name]) for contestant in contest.contestants]
+            skipped = contest.skipped
+    predicted = len(sequences) * (SEQUENCE_TOKENS - 1)
+    return FidelityResult(
+        provenance=circumstances,
+        text=Text(FILE_NAME, text.sha256, len(sequences), SEQUENCE_TOKENS, predicted),
+        reference_perplexity=divergences[OURS].reference_perplexity(),
+        runtimes=runtimes,
+        skipped=skipped,
+        bars=bars(runtimes),
+    )
+
+
+def score(contest: Contest, model_path: Path, sequences: list[list[int]], progress: Progress) -> dict[str, Divergence]:
+    """Compare every runtime with the reference, sequence by sequence, so that few logits are held at once.
+
+    One sequence's logits are 100 MB for a vocabulary of 49,152: they travel through a temporary file and are dropped.
+    """
+    divergences = {contestant.name: Divergence() for contestant in contest.contestants}
+    with open_gguf(model_path) as gguf, tempfile.TemporaryDirectory() as folder:
+        reference = ReferenceModel.from_gguf(gguf)
+        exchange = Path(folder) / "logits"
+        for number, tokens in enumerate(sequences, start=1):
+            progress(f"scoring: sequence {number} of {len(sequences)}")
+            expected = reference.logits(tokens)
+            for contestant in list(contest.contestants):
+                try:
+                    contestant.worker.score(tokens, exchange)
+                    logits = _read_logits(exchange, contestant.name, expected)
+                except EngineError as error:
+                    if contestant.name == OURS:
+                        raise
+                    contest.drop(contestant, str(error))
+                    continue
+                divergences[contestant.name].add(expected, logits, tokens)
+    return divergences
+
+
+def bars(runtimes: list[RuntimeFidelity]) -> list[Bar]:
+    """Our promises: perplexity close to the reference's, and a divergence not above llama.cpp's, if it took part."""
+    ours = runtimes[0]
+    perplexity = Bar("perplexity against the reference's", PERPLEXITY_TOLERANCE, abs(ours.perplexity_ratio - 1))
+    return [perplexity] + [
+        Bar("mean KL divergence ÷ llama.cpp's", KL_RATIO_LIMIT, ours.mean_kl / runtime.mean_kl)
+        for runtime in runtimes
+        if runtime.name == _LLAMA_CPP
+    ]
+
+
+def _read_logits(path: Path, name: str, expected: Float32) -> Float32:
+    logits = np.fromfile(path, dtype=np.float32)
+    if logits.size != expected.size:
+        raise EngineError(f"{name}: logits of another vocabulary")
+    logits = logits.reshape(expected.shape)
+    if not np.isfinite(logits).all():
+        raise EngineError(f"{name}: logits that are not finite")
+    return logits
+
+
+def _runtime(contestant: Contestant, divergence: Divergence) -> RuntimeFidelity:
+    kl = divergence.all_kl()
+    perplexity = divergence.perplexity()
+    return RuntimeFidelity(
+        name=contestant.name,
+        versions=contestant.report.versions,
+        detail=contestant.report.detail,
+        perplexity=perplexity,
+        perplexity_ratio=perplexity / divergence.reference_perplexity(),
+        mean_kl=float(kl.mean()),
+        mean_kl_standard_error=float(kl.std() / math.sqrt(kl.size)),
+        percentile_99_kl=float(np.percentile(kl, 99)),
+        maximum_kl=float(kl.max()),
+        top1_agreement=divergence.top1_agreement(),
+    )

@@ -1,0 +1,156 @@
+"""What a benchmark leaves behind: typed, versioned JSON that later runs and documents can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ultrafast.bench.provenance import Provenance
+from ultrafast.bench.statistics import Summary
+from ultrafast.errors import ConfigurationError
+
+SCHEMA_VERSION = 1
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """A quantity that is measured: its key in the JSON, its name for people, its unit, and which way is better."""
+
+    key: str
+    title: str
+    unit: str
+    higher_is_better: bool
+
+
+DECODE = Metric("decode_tokens_per_second", "Decode", "tokens/s", higher_is_better=True)
+PREFILL = Metric("prefill_tokens_per_second", "Prefill", "tokens/s", higher_is_better=True)
+TTFT = Metric("ttft_seconds", "TTFT", "s", higher_is_better=False)
+METRICS = (DECODE, PREFILL, TTFT)
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A peer that could not take part, and why."""
+
+    name: str
+    reason: str
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """What every runtime is asked to do, in tokens."""
+
+    decode_prompt_tokens: int = 16
+    decode_tokens: int = 128
+    prefill_tokens: int = 512
+    ttft_prompt_tokens: int = 128
+    context: int = 1024
+
+
+class RuntimeSpeed(msgspec.Struct, frozen=True):
+    """One runtime's measurements by metric key.
+
+    ``speedup`` is how many times better ours was in the same round (empty for ours itself). ``equal_tokens`` counts the
+    greedy tokens that agree with ours from the start: evidence that the same model answered. ``idle_cpu_share`` is what
+    its process used while it was not being measured, in CPUs.
+    """
+
+    name: str
+    versions: dict[str, str]
+    detail: str
+    threads: int
+    load_seconds: float
+    idle_cpu_share: float
+    equal_tokens: int
+    measurements: dict[str, Summary]
+    speedup: dict[str, Summary]
+
+
+class SpeedResult(msgspec.Struct, frozen=True, tag="speed", tag_field="kind"):
+    """Alternating runs of our engine and its peers; ours is the first runtime."""
+
+    provenance: Provenance
+    workload: Workload
+    rounds: int
+    runtimes: list[RuntimeSpeed]
+    skipped: list[Skipped]
+    schema_version: int = SCHEMA_VERSION
+
+
+class Text(msgspec.Struct, frozen=True):
+    """The text that was scored."""
+
+    name: str
+    sha256: str
+    sequences: int
+    sequence_tokens: int
+    predicted_tokens: int
+
+
+class RuntimeFidelity(msgspec.Struct, frozen=True):
+    """How far a runtime's distributions lie from the float32 reference's.
+
+    KL(reference ‖ runtime) is in nats, over the whole vocabulary, at every position; ``top1_agreement`` is the share of
+    positions where both find the same token most likely.
+    """
+
+    name: str
+    versions: dict[str, str]
+    detail: str
+    perplexity: float
+    perplexity_ratio: float
+    mean_kl: float
+    mean_kl_standard_error: float
+    percentile_99_kl: float
+    maximum_kl: float
+    top1_agreement: float
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A promise about fidelity and what was measured."""
+
+    name: str
+    limit: float
+    measured: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the measured value is within the limit."""
+        return self.measured <= self.limit
+
+
+class FidelityResult(msgspec.Struct, frozen=True, tag="fidelity", tag_field="kind"):
+    """Our engine and its peers against the float32 reference, on one text; ours is the first runtime."""
+
+    provenance: Provenance
+    text: Text
+    reference_perplexity: float
+    runtimes: list[RuntimeFidelity]
+    skipped: list[Skipped]
+    bars: list[Bar]
+    schema_version: int = SCHEMA_VERSION
+
+
+Result = TypeVar("Result", SpeedResult, FidelityResult)
+
+
+def write_result(result: SpeedResult | FidelityResult, path: Path) -> None:
+    """Write a result as indented JSON."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write the result: {error.strerror}") from error
+
+
+def read_result(path: Path, kind: type[Result]) -> Result:
+    """Read a result of this kind back.
+
+    Raises:
+        ConfigurationError: the file is absent, or holds no such result.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the result: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError("the file holds no result of this kind") from error
