@@ -283,3 +283,8 @@ def test_cache_directory_by_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_default_model_is_the_pinned_file(model_path: Path) -> None:
     with model_path.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == store.KNOWN_MODELS[DEFAULT_MODEL].sha256
+
+
+def test_a_directory_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="directory"):
+        resolve_model(str(tmp_path))

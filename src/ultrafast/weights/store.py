@@ -122,11 +122,13 @@ def resolve_model(name_or_path: str | None = None, *, progress: Progress | None 
         return ModelLocation(model.name, path, model.file_bytes)
     path = Path(wanted)
     try:
-        is_file = path.is_file()
+        is_file, exists = path.is_file(), path.exists()
     except (OSError, ValueError):
-        is_file = False
+        is_file = exists = False
     if is_file:
         return ModelLocation(path.stem, path.absolute(), path.stat().st_size)
+    if exists and wanted:
+        raise ModelNotFoundError("this is a directory or a device; name one .gguf file")
     known = ", ".join(KNOWN_MODELS)
     if path.suffix == ".gguf" or len(path.parts) > 1:
         raise ModelNotFoundError("the model file does not exist; known names are: " + known)
