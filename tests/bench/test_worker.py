@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -69,8 +70,9 @@ def test_our_engine_answers_times_scores_and_rests(model_path: Path, tmp_path: P
 
         with pytest.raises(EngineError, match=r"^ultrafast: "):
             worker.decode(text.prompt(256, 1), 8)  # beyond the context
+        time.sleep(1.0)  # long against what answering costs, so that the share is that of waiting
         assert worker.prefill(prompt).tokens == prefilled.tokens
-        assert worker.idle_cpu_share < 0.2
+        assert worker.idle_cpu_share < 0.5  # threads that spin while they wait would take all of a processor and more
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
