@@ -34,9 +34,8 @@ __all__ = [
 # What people know from other local programs; the API's default is OpenAI's (temperature 1).
 DEFAULT_TEMPERATURE = 0.8
 DEFAULT_TOP_P = 0.95
-MAXIMUM_THREADS = 1024
 DEFAULT_MAXIMUM_TOKENS = 1024
-MAXIMUM_THREADS = 1024
+MAXIMUM_THREADS = 256
 MAXIMUM_TOKENS = 10_000_000
 MAXIMUM_PROMPT_BYTES = 16 * 2**20
 

@@ -130,8 +130,10 @@ def resolve_model(name_or_path: str | None = None, *, progress: Progress | None 
     if exists and wanted:
         raise ModelNotFoundError("this is a directory or a device; name one .gguf file")
     known = ", ".join(KNOWN_MODELS)
-    if path.suffix == ".gguf" or len(path.parts) > 1:
-        raise ModelNotFoundError("the model file does not exist; known names are: " + known)
+    if path.suffix == ".gguf" or "/" in wanted:
+        raise ModelNotFoundError(
+            f"there is no file at that path (names on a hub are not fetched); known names are: {known}"
+        )
     raise ModelNotFoundError(f"no model of that name; known names are: {known}; or give the path of a .gguf file")
 
 
