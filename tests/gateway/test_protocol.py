@@ -103,3 +103,62 @@ async def test_a_connection_serves_one_request_after_another(monkeypatch: pytest
             writer.write(request)
             assert await reader.readuntil(b"\r\n\r\n")
         writer.close()
+
+
+async def _says_hello(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"5")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+async def test_row_11_an_answer_before_the_body_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.3)
+    async with serving(_says_hello) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4000000\r\n\r\n")
+        async with asyncio.timeout(5):
+            answer = await reader.read()  # to the end of the stream, though the body never comes
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+        assert answer.endswith(b"hello")
+        writer.close()
+
+
+async def test_row_11_an_answer_survives_a_body_that_nobody_wants() -> None:
+    async with serving(_says_hello) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4000000\r\n\r\n" + b"x" * 4_000_000)
+        async with asyncio.timeout(5):
+            assert (await reader.read()).endswith(b"hello")
+        writer.close()
+
+
+async def test_row_11_trailers_are_dropped_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "MAXIMUM_MESSAGE_BYTES", 100_000)
+    names: list[bytes] = []
+
+    async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+            pass
+        names.extend(name for name, _ in scope["headers"])
+        await _says_hello(scope, receive, send)
+
+    head = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+    async with serving(reads) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"authorization: Bearer k\r\nhost: evil\r\n\r\n")
+        async with asyncio.timeout(5):
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 401")
+        assert names == [b"host", b"transfer-encoding"]
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(5):
+                while True:
+                    writer.write(b"x-a: " + b"a" * 10_000 + b"\r\n")
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        writer.close()

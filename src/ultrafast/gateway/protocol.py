@@ -14,11 +14,21 @@ from ultrafast.gateway.failures import HttpError, body_of
 
 MAXIMUM_HEADER_BYTES = 32 << 10
 HEADER_SECONDS = 15.0
+# A request in all, on the wire: the largest body in chunks of one byte, six bytes each. Bounds what trailers may hold.
+MAXIMUM_MESSAGE_BYTES = 24 << 20
+# After an answer to a request that is still arriving, what comes is thrown away so long, and so much: closing at once,
+# with bytes unread, would reset the connection and take the answer with it.
+LINGER_SECONDS = 1.0
+LINGER_BYTES = 8 << 20
 WRITE_SECONDS = 30.0  # how long a client may leave a full buffer unread
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Bounds the size and time of request headers, and the time a client may stop reading."""
+    """Bounds the size and time of a request, trailers included, and the time a client may stop reading.
+
+    Trailers are dropped: merged into the headers they could forge what was checked. A response that ends before its
+    request closes the connection, so that nobody without a key holds it open.
+    """
 
     def __init__(
         self,
@@ -30,6 +40,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._in_headers = True
         self._header_bytes = 0
+        self._message_bytes = 0
+        self._lingering = False
+        self._linger_bytes = 0
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -40,11 +54,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_header_timer()
         self._forget_write_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            self._linger_bytes += len(data)
+            if self._linger_bytes > LINGER_BYTES:
+                self.transport.abort()
+            return
         if self._in_headers:
             self._header_bytes += len(data)
+        else:
+            self._message_bytes += len(data)
+            if self._message_bytes > MAXIMUM_MESSAGE_BYTES:
+                self.transport.abort()
+                return
         super().data_received(data)
         if self._in_headers and self._header_bytes > MAXIMUM_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request headers are too large")
@@ -52,6 +78,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._await_headers()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
@@ -61,7 +91,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_headers = True
         self._header_bytes = 0
+        self._message_bytes = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        unread = not self.pipeline and self.cycle is not None and self.cycle.more_body
+        super().on_response_complete()
+        if unread:
+            self._linger()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -88,7 +125,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode("ascii") + body)
-        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Send no more, read what still comes for a moment, and close."""
+        if self._lingering or self.transport.is_closing():
+            return
+        self._lingering = True
+        self._forget_header_timer()
+        self._unset_keepalive_if_required()
+        self.transport.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _forget_header_timer(self) -> None:
         if self._header_timer is not None:
