@@ -10,7 +10,7 @@ demo:
 	$(VENV)/python scripts/demo.py
 
 test:
-	sh scripts/install.sh test
+	sh scripts/install.sh test bench
 	$(VENV)/python -m pytest -m "not soak"
 
 lint:
@@ -18,9 +18,10 @@ lint:
 	sh scripts/lint.sh
 
 bench:
-	sh scripts/install.sh test
-	$(VENV)/ultrafast bench speed --output build/speed.json
+	sh scripts/install.sh test bench
+	$(VENV)/ultrafast bench speed --output build/speed.json --plot build/speed.svg
+	$(VENV)/ultrafast bench fidelity --output build/fidelity.json
 
 soak:
-	sh scripts/install.sh test
+	sh scripts/install.sh test bench
 	sh scripts/soak.sh

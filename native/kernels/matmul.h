@@ -10,9 +10,26 @@ namespace ultrafast::ULTRAFAST_ISA {
 constexpr int kGroupVectors = kGroupRows / kLanes;
 constexpr int kQuads = kBlock / 4;
 
-ULTRAFAST_INLINE void emit(float* output, F32 sum, Epilogue epilogue) {
-  store(output, epilogue == Epilogue::kAdd ? add(load(output), sum) : sum);
-}
+// The running sums of kVectors vectors of output rows for kRows activation rows.
+template <int kRows, int kVectors>
+struct Tile {
+  F32 at[kVectors][kRows];
+
+  __attribute__((always_inline)) Tile() {
+    for (int v = 0; v < kVectors; ++v)
+      for (int r = 0; r < kRows; ++r) at[v][r] = zero();
+  }
+
+  __attribute__((always_inline)) void emit(const LinearArguments& a, int first_vector, int first_row,
+                                           float* output) const {
+    for (int v = 0; v < kVectors; ++v) {
+      for (int r = 0; r < kRows; ++r) {
+        float* out = output + (first_row + r) * a.output_stride + (first_vector + v) * kLanes;
+        store(out, a.epilogue == Epilogue::kAdd ? add(load(out), at[v][r]) : at[v][r]);
+      }
+    }
+  }
+};
 
 ULTRAFAST_INLINE const std::uint16_t* halves(const std::uint8_t* p) {
   return reinterpret_cast<const std::uint16_t*>(p);
@@ -21,9 +38,7 @@ ULTRAFAST_INLINE const std::uint16_t* halves(const std::uint8_t* p) {
 template <int kRows, int kVectors, WeightType kType>
 ULTRAFAST_INLINE void nibble_rows(const LinearArguments& a, const std::uint8_t* group, int first_vector, int first_row,
                                   float* output) {
-  F32 sums[kVectors][kRows];
-  for (int v = 0; v < kVectors; ++v)
-    for (int r = 0; r < kRows; ++r) sums[v][r] = zero();
+  Tile<kRows, kVectors> sums;
   const Activation* rows = a.activations + first_row;
   const std::int64_t blocks = a.columns / kBlock;
   for (std::int64_t b = 0; b < blocks; ++b, group += group_block_bytes(kType)) {
@@ -48,26 +63,21 @@ ULTRAFAST_INLINE void nibble_rows(const LinearArguments& a, const std::uint8_t* 
       for (int r = 0; r < kRows; ++r) {
         I32 dot = nibble_dot_finish(dots[v][r]);
         if constexpr (kType == WeightType::kQ4_0) dot = sub(dot, set1_int(8 * rows[r].sums[b]));
-        sums[v][r] = add(sums[v][r], mul(mul(scale, set1(rows[r].scales[b])), to_float(dot)));
+        sums.at[v][r] = add(sums.at[v][r], mul(mul(scale, set1(rows[r].scales[b])), to_float(dot)));
         if constexpr (kType == WeightType::kQ4_1) {
           const F32 minimum = load_half(scales + kGroupRows);
-          sums[v][r] = add(sums[v][r], mul(minimum, set1(rows[r].scaled_sums[b])));
+          sums.at[v][r] = add(sums.at[v][r], mul(minimum, set1(rows[r].scaled_sums[b])));
         }
       }
     }
   }
-  for (int v = 0; v < kVectors; ++v)
-    for (int r = 0; r < kRows; ++r) {
-      emit(output + (first_row + r) * a.output_stride + (first_vector + v) * kLanes, sums[v][r], a.epilogue);
-    }
+  sums.emit(a, first_vector, first_row, output);
 }
 
 template <int kRows, int kVectors>
 ULTRAFAST_INLINE void byte_rows(const LinearArguments& a, const std::uint8_t* group, int first_vector, int first_row,
                                 float* output) {
-  F32 sums[kVectors][kRows];
-  for (int v = 0; v < kVectors; ++v)
-    for (int r = 0; r < kRows; ++r) sums[v][r] = zero();
+  Tile<kRows, kVectors> sums;
   const Activation* rows = a.activations + first_row;
   const std::int64_t blocks = a.columns / kBlock;
   for (std::int64_t b = 0; b < blocks; ++b, group += group_block_bytes(WeightType::kQ8_0)) {
@@ -86,14 +96,11 @@ ULTRAFAST_INLINE void byte_rows(const LinearArguments& a, const std::uint8_t* gr
     for (int v = 0; v < kVectors; ++v) {
       const F32 scale = load_half(halves(group + kByteQuantBytes) + (first_vector + v) * kLanes);
       for (int r = 0; r < kRows; ++r) {
-        sums[v][r] = add(sums[v][r], mul(mul(scale, set1(rows[r].scales[b])), to_float(dots[v][r])));
+        sums.at[v][r] = add(sums.at[v][r], mul(mul(scale, set1(rows[r].scales[b])), to_float(dots[v][r])));
       }
     }
   }
-  for (int v = 0; v < kVectors; ++v)
-    for (int r = 0; r < kRows; ++r) {
-      emit(output + (first_row + r) * a.output_stride + (first_vector + v) * kLanes, sums[v][r], a.epilogue);
-    }
+  sums.emit(a, first_vector, first_row, output);
 }
 
 // Float groups are [column][16 rows] of the stored type.
@@ -113,25 +120,18 @@ struct Bfloat16 {
 template <int kRows, int kVectors, class Format>
 ULTRAFAST_INLINE void float_rows(const LinearArguments& a, const std::uint8_t* group, int first_vector, int first_row,
                                  float* output) {
-  F32 sums[kVectors][kRows];
-  for (int v = 0; v < kVectors; ++v)
-    for (int r = 0; r < kRows; ++r) sums[v][r] = zero();
+  Tile<kRows, kVectors> sums;
   const Activation* rows = a.activations + first_row;
   const auto* weights = reinterpret_cast<const typename Format::Element*>(group) + first_vector * kLanes;
   for (std::int64_t c = 0; c < a.columns; ++c, weights += kGroupRows) {
     for (int v = 0; v < kVectors; ++v) {
       const F32 weight = Format::at(weights + v * kLanes);
-      for (int r = 0; r < kRows; ++r) sums[v][r] = add(sums[v][r], mul(weight, set1(rows[r].values[c])));
+      for (int r = 0; r < kRows; ++r) sums.at[v][r] = add(sums.at[v][r], mul(weight, set1(rows[r].values[c])));
     }
   }
-  for (int v = 0; v < kVectors; ++v)
-    for (int r = 0; r < kRows; ++r) {
-      emit(output + (first_row + r) * a.output_stride + (first_vector + v) * kLanes, sums[v][r], a.epilogue);
-    }
+  sums.emit(a, first_vector, first_row, output);
 }
 
-// One group for kRows activation rows: few rows take all its vectors at once, four rows one vector at a time, so that
-// the running sums stay in registers.
 // One group for kRows activation rows. Few rows take all its vectors at once; four take one vector at a time, so that
 // the running sums stay in registers.
 template <int kRows, WeightType kType>

@@ -48,9 +48,6 @@ ULTRAFAST_INLINE float square_root(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_
 ULTRAFAST_INLINE Mask less(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
 ULTRAFAST_INLINE Mask less_equal(F32 a, F32 b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
 ULTRAFAST_INLINE F32 select(Mask m, F32 yes, F32 no) { return {_mm256_blendv_ps(no.v, yes.v, m.v)}; }
-ULTRAFAST_INLINE I32 select(Mask m, I32 yes, I32 no) {
-  return {_mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(no.v), _mm256_castsi256_ps(yes.v), m.v))};
-}
 ULTRAFAST_INLINE bool all(Mask m) { return _mm256_movemask_ps(m.v) == 0xff; }
 
 ULTRAFAST_INLINE F32 load_half(const std::uint16_t* p) {

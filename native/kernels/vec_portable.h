@@ -55,7 +55,6 @@ ULTRAFAST_INLINE float square_root(float x) { return __builtin_sqrtf(x); }
 ULTRAFAST_INLINE Mask less(F32 a, F32 b) { ULTRAFAST_EACH(Mask, a.v[i] < b.v[i] ? ~0u : 0u); }
 ULTRAFAST_INLINE Mask less_equal(F32 a, F32 b) { ULTRAFAST_EACH(Mask, a.v[i] <= b.v[i] ? ~0u : 0u); }
 ULTRAFAST_INLINE F32 select(Mask m, F32 yes, F32 no) { ULTRAFAST_EACH(F32, m.v[i] ? yes.v[i] : no.v[i]); }
-ULTRAFAST_INLINE I32 select(Mask m, I32 yes, I32 no) { ULTRAFAST_EACH(I32, m.v[i] ? yes.v[i] : no.v[i]); }
 ULTRAFAST_INLINE bool all(Mask m) {
   std::uint32_t every = ~0u;
   for (int i = 0; i < kLanes; ++i) every &= m.v[i];

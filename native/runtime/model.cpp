@@ -4,15 +4,11 @@
 #include <stdexcept>
 #include <utility>
 
+#include "checks.h"
+
 namespace ultrafast {
 
 namespace {
-
-std::int64_t padded(std::int64_t rows) { return (rows + kUnitRows - 1) / kUnitRows * kUnitRows; }
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
 
 void check_shape(const Shape& s) {
   require(s.vocabulary_size > 0 && s.hidden_size > 0 && s.layer_count > 0, "sizes must be positive");
@@ -259,7 +255,7 @@ void Model::finish() {
   const std::int64_t head = cache_.padded_head_size();
   const std::int64_t blocks = (shape_.context + kCacheBlock - 1) / kCacheBlock;
   const std::int64_t scratch_bytes = 4 * (group * (kChunk + 2 * head)) + 4 * 2 * kSweepRows * kUnitRows +
-                                     2 * sizeof(void*) * blocks + 4 * kCacheBlock * head * blocks + 4 * width + 4096;
+                                     2 * sizeof(void*) * blocks + 4 * kCacheBlock * head * blocks + 4096;
   for (std::size_t m = 0; m < members; ++m) {
     own_activations_.emplace_back(kOwnRows, width);
     scratch_.emplace_back(static_cast<std::size_t>(scratch_bytes));

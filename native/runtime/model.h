@@ -84,9 +84,8 @@ class Model {
   KvCache& cache() { return cache_; }
   Team& team() { return team_; }
   const Shape& shape() const { return shape_; }
-  const KernelTable& kernels() const { return kernels_; }
   std::int64_t weight_bytes() const;
-  // (address, bytes) of every arena, the KV cache last.
+  // (address, bytes) of every arena of weights.
   std::vector<std::pair<std::uintptr_t, std::size_t>> regions() const;
 
  private:

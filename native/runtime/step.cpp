@@ -5,15 +5,11 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "checks.h"
+
 namespace ultrafast {
 
 namespace {
-
-void require(bool condition, const char* message) {
-  if (!condition) throw std::invalid_argument(message);
-}
-
-std::int64_t padded(std::int64_t rows) { return (rows + kUnitRows - 1) / kUnitRows * kUnitRows; }
 
 // Member m's share [begin, end) of n equal tasks.
 struct Share {
@@ -129,7 +125,6 @@ StepRun::Scratch StepRun::scratch_of(int member) const {
   scratch.query = reinterpret_cast<float*>(take(4 * group * head));
   scratch.gate = reinterpret_cast<float*>(take(4 * kSweepRows * kUnitRows));
   scratch.up = reinterpret_cast<float*>(take(4 * kSweepRows * kUnitRows));
-  scratch.normed = reinterpret_cast<float*>(take(4 * model_.widest_input()));
   scratch.key_blocks = reinterpret_cast<const std::uint16_t**>(take(static_cast<std::int64_t>(sizeof(void*)) * blocks));
   scratch.value_blocks =
       reinterpret_cast<const std::uint16_t**>(take(static_cast<std::int64_t>(sizeof(void*)) * blocks));

@@ -31,7 +31,6 @@ class StepRun {
     float* query;      // [group × padded head]
     float* gate;       // [kSweepRows × kUnitRows]
     float* up;
-    float* normed;  // [widest input]
     const std::uint16_t** key_blocks;
     const std::uint16_t** value_blocks;
     std::uint16_t* gathered;  // key block, value block, key block, ...

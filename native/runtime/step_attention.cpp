@@ -2,13 +2,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "checks.h"
 #include "step.h"
 
 namespace ultrafast {
-
-namespace {
-std::int64_t padded(std::int64_t rows) { return (rows + kUnitRows - 1) / kUnitRows * kUnitRows; }
-}  // namespace
 
 void StepRun::attention(const Model::Operation& operation, int member) {
   const Shape& shape = model_.shape_;

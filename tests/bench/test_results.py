@@ -79,7 +79,6 @@ def test_bars_are_kept_or_missed() -> None:
 
 
 def test_the_plot_is_drawn_and_names_everyone(speed_result: SpeedResult, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     plot_speed(speed_result, tmp_path / "speed.svg")
     drawing = (tmp_path / "speed.svg").read_text()
     assert all(name in drawing for name in ("ultrafast", "llama-cpp", "Decode", "Prefill", "TTFT", "A CPU"))
