@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
+import threading
 from collections.abc import AsyncIterator
 
 import httpx
@@ -86,7 +88,7 @@ async def test_a_bug_is_one_clean_error_and_names_no_value(
     gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(ChatPrompt):
-        def tokens(self, messages: object) -> list[int]:
+        def tokens(self, messages: object, *, context: int | None = None) -> list[int]:
             raise RuntimeError("canary-of-a-prompt: " + str(messages))
 
     gateway.open(Broken(prompt._template, prompt.tokenizer))
@@ -97,6 +99,35 @@ async def test_a_bug_is_one_clean_error_and_names_no_value(
     assert "canary" not in response.text
     assert "canary" not in caplog.text
     assert "RuntimeError at test_gateway.py" in caplog.text
+
+
+async def test_row_11_long_prompts_take_two_threads_and_only_while_somebody_waits(
+    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt
+) -> None:
+    entered: queue.Queue[object] = queue.Queue()
+    release = threading.Event()
+
+    class Slow(ChatPrompt):
+        def tokens(self, messages: object, *, context: int | None = None) -> list[int]:
+            entered.put(messages)
+            release.wait(30)
+            return [1]
+
+    gateway.open(Slow(prompt._template, prompt.tokenizer))
+    leaving = [asyncio.create_task(http.post(CHAT, json=request("x" * 10_000))) for _ in range(8)]
+    async with asyncio.timeout(20):
+        for _ in range(2):
+            await asyncio.to_thread(entered.get, timeout=20)
+        await asyncio.sleep(0.3)
+        assert entered.empty()
+        assert (await http.get("/health")).status_code == 200
+        for task in leaving:
+            task.cancel()
+        await asyncio.wait(leaving)
+        await asyncio.sleep(0.3)
+        release.set()
+        assert (await http.post(CHAT, json=request("y" * 10_000))).status_code == 200
+    assert entered.qsize() == 1, "a request was read though its client had left"
 
 
 async def test_many_at_once_all_end_and_nothing_is_left(

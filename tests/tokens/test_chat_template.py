@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.data import GOLDEN_DIRECTORY
 from tests.tokens.strings import CONVERSATIONS, SPECIALS
-from ultrafast.errors import ModelFileError, RequestError, UnsupportedModelError
+from ultrafast.errors import ContextLengthError, ModelFileError, RequestError, UnsupportedModelError
 from ultrafast.tokens import chat_template as module
 from ultrafast.tokens.chat_template import ChatTemplate
 from ultrafast.tokens.tokenizer import Tokenizer
@@ -43,6 +43,27 @@ def test_prompts_equal_those_of_transformers(template: ChatTemplate, chat: dict[
 
 def test_every_conversation_is_covered() -> None:
     assert len(CHATS) == 2 * len(CONVERSATIONS)
+
+
+@pytest.mark.parametrize("letter", ["1", " ", "=", "中", "a"])
+def test_row_11_messages_far_beyond_the_context_are_refused_before_they_are_encoded(
+    template: ChatTemplate, letter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(self: Tokenizer, text: str) -> list[int]:
+        pytest.fail("it was encoded")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    content = letter * (3_900_000 // len(letter.encode()))
+    with pytest.raises(ContextLengthError, match=r"at least [0-9]+$") as caught:
+        template.render_tokens([{"role": "user", "content": content}], context=8192)
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+
+
+def test_the_context_is_checked_exactly(template: ChatTemplate) -> None:
+    tokens = template.render_tokens(USER)
+    assert template.render_tokens(USER, context=len(tokens) + 1) == tokens
+    with pytest.raises(ContextLengthError, match=f"have {len(tokens)}$"):
+        template.render_tokens(USER, context=len(tokens))
 
 
 def shape(template: ChatTemplate, tokenizer: Tokenizer, messages: list[dict[str, str]]) -> list[int]:

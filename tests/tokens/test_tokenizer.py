@@ -169,6 +169,50 @@ def test_llama_family_defaults() -> None:
     assert Tokenizer.from_gguf(made(pre="gpt-2", merges=[])).encode("ab") == [0, 1]
 
 
+DENSE = [
+    "1" * 4096,
+    " " * 4096,
+    "=" * 4096,
+    "-" * 4096,
+    "\n" + " " * 4096,
+    "\x04" * 4096,
+    "\U000f0000" * 1024,
+    "中" * 4096,
+]
+
+
+@given(text=st.one_of(st.text(), st.text("a1 =-\n\r\t<_>", max_size=300), st.sampled_from(DENSE)))
+@settings(max_examples=400, deadline=None)
+def test_no_text_has_fewer_tokens_than_the_minimum(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.minimum_tokens(text) <= len(tokenizer.encode(text))
+
+
+MARKS = "ab ́̊Åé\u212b\u1fef`<tool>1cĠ\n"
+
+
+@pytest.mark.parametrize("family", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@given(
+    text=st.one_of(
+        st.text(MARKS), st.lists(st.sampled_from(["a", "b", "ab", "<tool>", "Ġa", "Ġ", " a", "́"])).map("".join)
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_the_minimum_holds_where_bytes_are_lost_and_text_is_normalised(family: str, text: str) -> None:
+    """The vocabulary lacks most bytes; one literal token reads as merged bytes, a control token as a byte it is not."""
+    texts = ["a", "b", "c", "ab", "Ġ", "\n", "<tool>", "Ã", "©", "1", "Ġa"]
+    types = np.array([1, 1, 1, 1, 1, 3, 4, 1, 1, 1, 4], np.int32)
+    tokenizer = Tokenizer.from_gguf(made(tokens=texts, token_type=types, merges=["a b", "Ġ a"], pre=family))
+    assert tokenizer.minimum_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_the_minimum_is_worth_having(tokenizer: Tokenizer) -> None:
+    assert tokenizer.minimum_tokens("1" * 100_000) == 100_000
+    for text in DENSE[1:4]:
+        assert tokenizer.minimum_tokens(text) > 0.75 * len(tokenizer.encode(text))
+    assert tokenizer.minimum_tokens("") == 0
+    assert Tokenizer.from_gguf(made(pre="qwen2")).minimum_tokens("ab" * 100 + "é") == 99  # one "b" may join the mark
+
+
 FAULTS: dict[str, tuple[type[ModelError], dict[str, Any]]] = {
     "no model": (ModelFileError, {"model": None}),
     "another model": (UnsupportedModelError, {"model": "llama"}),

@@ -24,6 +24,9 @@ class ChatPrompt:
             tokenizer = Tokenizer.from_gguf(gguf)
             return cls(ChatTemplate.from_gguf(gguf, tokenizer), tokenizer)
 
-    def tokens(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The prompt for the next assistant turn after ``messages`` (each with ``role`` and ``content``)."""
-        return self._template.render_tokens(messages)
+    def tokens(self, messages: Sequence[Mapping[str, str]], *, context: int | None = None) -> list[int]:
+        """The prompt for the next assistant turn after ``messages`` (each with ``role`` and ``content``).
+
+        Raises ``ContextLengthError`` where it leaves no room for an answer in ``context``.
+        """
+        return self._template.render_tokens(messages, context=context)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from ultrafast.backends.base import Backend, GenerationRequest, GenerationStream, Summary, TokenLogprob
 from ultrafast.backends.prompt import ChatPrompt
-from ultrafast.errors import ContextLengthError, EngineError, EngineUnavailableError, UltrafastError
+from ultrafast.errors import EngineError, EngineUnavailableError, UltrafastError
 from ultrafast.gateway.catalogue import Catalogue
 from ultrafast.gateway.failures import Headers
 from ultrafast.gateway.http import send_json, while_connected
@@ -38,6 +39,7 @@ logger = logging.getLogger("ultrafast.requests")
 
 KEEP_ALIVE_SECONDS = 5.0
 _LONG_BODY_BYTES = 8192  # above, parsing and tokenising leave the event loop
+_READERS = 2  # threads for that: however many long requests come, the engine keeps its processors
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class ChatCompletions:
         self._catalogue = catalogue
         self.prompt: ChatPrompt | None = None  # set once the model is loaded
         self.draining = False
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,18 +85,22 @@ class ChatCompletions:
         prompt = self.prompt
         if prompt is None or self.draining or not self._backend.ready:
             raise EngineUnavailableError("the server is shutting down" if self.draining else "the engine is starting")
+        await while_connected(receive, self._answer(body, prompt, received, scope["ultrafast.request_id"], send))
+
+    async def _answer(self, body: bytes, prompt: ChatPrompt, received: float, request_id: str, send: Send) -> None:
         if len(body) > _LONG_BODY_BYTES:
-            chat, tokens = await asyncio.to_thread(self._understand, body, prompt)
+            loop = asyncio.get_running_loop()
+            chat, tokens = await loop.run_in_executor(self._readers, self._understand, body, prompt)
         else:
             chat, tokens = self._understand(body, prompt)
-        exchange = self._exchange(chat, tokens, received, scope["ultrafast.request_id"])
+        exchange = self._exchange(chat, tokens, received, request_id)
         self._in_flight += 1
         self._idle.clear()
         try:
             stream = self._backend.generate(exchange.generation)
             async with contextlib.aclosing(stream):
                 answer = self._stream if chat.stream else self._whole
-                await while_connected(receive, answer(exchange, stream, send))
+                await answer(exchange, stream, send)
         except UltrafastError as error:
             exchange.outcome = type(error).__name__
             raise
@@ -112,14 +119,7 @@ class ChatCompletions:
         model = self._backend.model
         chat = parse_chat_request(parse_object(body), model.vocabulary_size)
         self._catalogue.resolve(chat.model)
-        tokens = prompt.tokens(chat.messages)
-        if len(tokens) >= model.context:
-            raise ContextLengthError(
-                f"this model's context holds {model.context} tokens, the answer included, "
-                f"and the messages have {len(tokens)}",
-                param="messages",
-            )
-        return chat, tokens
+        return chat, prompt.tokens(chat.messages, context=model.context)
 
     def _exchange(self, chat: ChatRequest, tokens: list[int], received: float, request_id: str) -> _Exchange:
         model = self._backend.model

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
-from ultrafast.errors import ModelFileError, RequestError, UnsupportedModelError
+from ultrafast.errors import ContextLengthError, ModelFileError, RequestError, UnsupportedModelError
 from ultrafast.tokens.sandbox import BoundedEnvironment, RefusedError, WorkLimitError
 from ultrafast.tokens.tokenizer import Tokenizer
 from ultrafast.weights.gguf import GgufFile
@@ -91,25 +91,48 @@ class ChatTemplate:
         except Exception:  # the template is code from a file: whatever it raises is about these messages
             raise RequestError("the model's chat template cannot render these messages", param="messages") from None
 
-    def render_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """The prompt's token ids; control tokens come from the template alone, never from a message."""
+    def render_tokens(self, messages: Sequence[Message], *, context: int | None = None, **variables: Any) -> list[int]:
+        """The prompt's token ids; control tokens come from the template alone, never from a message.
+
+        Raises ``ContextLengthError`` where they leave no room in ``context``, mostly before encoding them.
+        """
         shield = _Shield(self._control_pattern, self._prefixes, self._longest_control)
         text = self.render(
             [shield.protect(message) for message in messages],
             **{name: shield.protect(value) for name, value in variables.items()},
         )
-        ids: list[int] = []
+        pieces: list[str] = []
+        controls: list[int] = []
         position = 0
         for match in self._control_pattern.finditer(text):
-            ids += self._tokenizer.encode(shield.restore(text[position : match.start()]))
-            ids.append(self._tokenizer.control_texts[match.group()])
+            pieces.append(shield.restore(text[position : match.start()]))
+            controls.append(self._tokenizer.control_texts[match.group()])
             position = match.end()
-        return ids + self._tokenizer.encode(shield.restore(text[position:]))
+        pieces.append(shield.restore(text[position:]))
+        if context is not None:
+            fewest = len(controls) + sum(map(self._tokenizer.minimum_tokens, pieces))
+            _check_room(fewest, context, "at least ")
+        ids = self._tokenizer.encode(pieces[0])
+        for control, piece in zip(controls, pieces[1:], strict=True):
+            ids.append(control)
+            ids += self._tokenizer.encode(piece)
+        if context is not None:
+            _check_room(len(ids), context)
+        return ids
 
     def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         defaults: dict[str, Any] = {"add_generation_prompt": True, "tools": None, "documents": None}
         with self._environment.budget():
             return self._template.render(defaults | self._variables | dict(variables) | {"messages": list(messages)})
+
+
+def _check_room(tokens: int, context: int, qualifier: str = "") -> None:
+    if tokens >= context:
+        raise ContextLengthError(
+            f"this model's context holds {context} tokens, the answer included, "
+            f"and the messages have {qualifier}{tokens}",
+            param="messages",
+        )
 
 
 class _Shield:

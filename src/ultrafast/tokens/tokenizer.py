@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
+import numpy.typing as npt
 import tokenizers
 from tokenizers.models import BPE
 
@@ -69,7 +70,11 @@ class Tokenizer:
             backend.normalizer = rules.normalizer()
         backend.add_tokens([tokenizers.AddedToken(texts[index], normalized=False) for index in user_defined_ids])
         self._backend = backend
-        self._bytes = _token_bytes(texts, control_ids.union(user_defined_ids))
+        literal_ids = control_ids.union(user_defined_ids)
+        self._bytes = _token_bytes(texts, literal_ids)
+        # A literal token may yet be what merging makes of the bytes its letters stand for: both readings count.
+        readings = [*self._bytes, *_token_bytes([texts[index] for index in literal_ids])]
+        self._token_shares = _token_shares(readings, kept_letters={text for text in texts if len(text) == 1})
         self._control_ids = control_ids
         self.control_texts: dict[str, int] = {texts[index]: index for index in sorted(control_ids)}
         longest_first = sorted(self.control_texts, key=len, reverse=True)
@@ -144,6 +149,19 @@ class Tokenizer:
             position = match.end()
         return ids + self._encode_plain(text[position:])
 
+    def minimum_tokens(self, text: str) -> int:
+        """A number of tokens that ``encode(text)`` reaches for certain, at a hundredth of its cost.
+
+        Each byte counts for one part in the length of the longest token that holds it, so that no token's bytes count
+        for more than one; and a byte without a token of its own, which encoding may lose, for nothing.
+        """
+        data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+        if self._backend.normalizer is not None:
+            # Of what normalising leaves as it is, only this much is certain: ASCII with no mark to join it.
+            ascii_only = data < 0x80
+            data = data[ascii_only & np.append(ascii_only[1:], True)[: len(data)]]
+        return int(np.bincount(data, minlength=256) @ self._token_shares)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``, control tokens left out, each malformed byte sequence as U+FFFD."""
         return self.text_bytes(ids).decode("utf-8", "replace")
@@ -206,7 +224,7 @@ def _checked_merges(merges: list[str], vocabulary: set[str]) -> list[tuple[str, 
     return pairs
 
 
-def _token_bytes(texts: list[str], literal_ids: frozenset[int]) -> list[bytes]:
+def _token_bytes(texts: list[str], literal_ids: frozenset[int] = frozenset()) -> list[bytes]:
     """Bytes of every token: through the byte alphabet, except where a token is literal text or holds other letters."""
     alphabet = set(map(chr, _BYTE_OF_LETTER))
     return [
@@ -215,6 +233,18 @@ def _token_bytes(texts: list[str], literal_ids: frozenset[int]) -> list[bytes]:
         else text.translate(_BYTE_OF_LETTER).encode("latin-1")
         for index, text in enumerate(texts)
     ]
+
+
+def _token_shares(tokens: list[bytes], kept_letters: set[str]) -> npt.NDArray[np.float64]:
+    """Of each byte, the share of a token it makes up at least; see ``Tokenizer.minimum_tokens``."""
+    lengths = np.array([len(token) for token in tokens])
+    data = np.frombuffer(b"".join(tokens), np.uint8)
+    longest = np.zeros(256)
+    np.maximum.at(longest, data, np.repeat(lengths, lengths))
+    kept = [byte for letter, byte in _BYTE_OF_LETTER.items() if chr(letter) in kept_letters]
+    shares = np.zeros(256)
+    shares[kept] = 1 / longest[kept]
+    return shares
 
 
 def _plain(name: str) -> str:
