@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_the_key_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     key = obtain_key(tmp_path, terminal=False)
     assert (key.value, key.path, key.generated) == (KEY, None, False)
     assert list(tmp_path.iterdir()) == []
-    for bad in ("with space", "with\nline", "ключ"):
+    for bad in ("with space", "with\nline", "ключ", "x" * 5000):
         monkeypatch.setenv(KEY_VARIABLE, bad)
         with pytest.raises(ConfigurationError) as caught:
             obtain_key(tmp_path, terminal=False)
@@ -87,6 +88,57 @@ def test_elsewhere_the_key_is_kept_for_its_owner_only(tmp_path: Path, monkeypatc
     first.path.write_text("")
     with pytest.raises(ConfigurationError, match="empty"):
         obtain_key(directory, terminal=False)
+
+
+@pytest.mark.parametrize("terminated", ["\n", "\r\n", ""])
+def test_a_key_file_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminated: str) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    path = tmp_path / "api-key"
+    for value in (KEY, "x" * 4000):
+        path.write_bytes((value + terminated).encode())
+        path.chmod(0o600)
+        assert obtain_key(tmp_path, terminal=False).value == value
+
+
+@pytest.mark.parametrize(
+    "content", [b"with space\n", b"two\nlines\n", b"\xff\xfe", "ключ".encode(), b"a\0b", b"x" * 5000, b"\x1b[2J"]
+)
+def test_a_key_file_is_held_to_the_rules_of_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    path = tmp_path / "api-key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="printable ASCII") as caught:
+        obtain_key(tmp_path, terminal=False)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert content.decode("latin-1").strip() not in str(caught.value)
+
+
+def test_what_is_no_file_of_the_owner_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    path = tmp_path / "api-key"
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigurationError, match="not a regular file"):
+        obtain_key(tmp_path, terminal=False)
+    path.unlink()
+    target = tmp_path / "another"
+    target.write_text(KEY)
+    target.chmod(0o600)
+    path.symlink_to(target)
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        obtain_key(tmp_path, terminal=False)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigurationError):
+        obtain_key(tmp_path, terminal=False)
+    path.rmdir()
+    target.rename(path)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigurationError, match="another user"):
+        obtain_key(tmp_path, terminal=False)
 
 
 def test_an_unusable_directory_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
 import secrets
+import stat
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -16,6 +18,7 @@ from ultrafast.gateway.failures import Headers, HttpError
 KEY_VARIABLE = "ULTRAFAST_API_KEY"
 KEY_FILE = "api-key"
 _KEY_BYTES = 32
+_MAXIMUM_KEY_LETTERS = 4096  # what a request's header has room for is far more
 _SCHEME = b"bearer "
 
 
@@ -31,12 +34,11 @@ class ApiKey:
 def obtain_key(directory: Path, *, terminal: bool) -> ApiKey:
     """The key of ``ULTRAFAST_API_KEY``; else a new one where a terminal shows it; else the one kept in ``directory``.
 
-    The file is readable by its owner only. Raises ConfigurationError for an unusable variable or directory.
+    The file is readable by its owner only. Raises ConfigurationError for an unusable variable, file or directory.
     """
     value = os.environ.get(KEY_VARIABLE, "")
     if value:
-        if not value.isascii() or not value.isprintable() or " " in value:
-            raise ConfigurationError(f"{KEY_VARIABLE} must be printable ASCII without spaces")
+        _check_key(value, KEY_VARIABLE)
         return ApiKey(value)
     if terminal:
         return ApiKey(_new_key(), generated=True)
@@ -47,26 +49,52 @@ def _new_key() -> str:
     return "uf-" + secrets.token_urlsafe(_KEY_BYTES)
 
 
+def _check_key(value: str, origin: str) -> None:
+    if len(value) > _MAXIMUM_KEY_LETTERS or not value.isascii() or not value.isprintable() or " " in value:
+        raise ConfigurationError(
+            f"{origin} must hold at most {_MAXIMUM_KEY_LETTERS:,} letters of printable ASCII without spaces"
+        )
+
+
 def _kept_key(path: Path) -> ApiKey:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # The mode is given at creation: the key is never readable by others, not for an instant.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
-            value = path.read_text(encoding="ascii").strip()
-            if path.stat().st_mode & 0o077:
-                raise ConfigurationError(f"{path} can be read by others: chmod 600 or remove it") from None
-            if not value:
-                raise ConfigurationError(f"{path} is empty: remove it") from None
-            return ApiKey(value, path)
+            return ApiKey(_read_key(path), path)
         value = _new_key()
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(value + "\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigurationError(f"the key file {path} cannot be used: {reason}; set {KEY_VARIABLE}") from error
+    except OSError as error:
+        raise ConfigurationError(f"the key file {path} cannot be used: {error.strerror}; set {KEY_VARIABLE}") from error
     return ApiKey(value, path, generated=True)
+
+
+def _read_key(path: Path) -> str:
+    """The key in a file that is checked before a byte of it is read."""
+    try:
+        # Without blocking: whoever put a pipe here would otherwise hold us for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigurationError(f"{path} is a symbolic link: replace it with the file itself") from None
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigurationError(f"{path} is not a regular file: remove it")
+        if status.st_uid != os.geteuid():
+            raise ConfigurationError(f"{path} belongs to another user: remove it")
+        if status.st_mode & 0o077:
+            raise ConfigurationError(f"{path} can be read by others: chmod 600 or remove it")
+        content = file.read(_MAXIMUM_KEY_LETTERS + 2)  # with its line end, and one byte that is too many
+    value = content.decode("latin-1").strip("\r\n")
+    if not value:
+        raise ConfigurationError(f"{path} is empty: remove it")
+    _check_key(value, str(path))
+    return value
 
 
 class KeyCheck:
