@@ -6,6 +6,7 @@ After each group the same greedy question must have byte for byte the same answe
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -245,6 +246,33 @@ def test_row_12_forged_hosts_and_origins(http: httpx.Client, path: str) -> None:
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://localhost/health", "localhost", 200),
+        ("http://LOCALHOST:1/health?x=/", "evil.example", 200),  # RFC 9112, 3.2.2: Host is overruled
+        ("http://evil.example/health", "localhost", 403),
+        ("https://evil.example:8000/v1/models", "localhost", 403),
+        ("http://localhost@evil.example/health", "localhost", 400),
+        ("http://user@localhost/health", "localhost", 400),
+        ("http://localhost:abc/health", "localhost", 400),
+        ("http:///health", "localhost", 400),
+        ("http://localhost", "localhost", 401),
+        ("http://localhost?x", "localhost", 401),
+        ("/health?u=http://evil.example/", "localhost", 200),
+        ("//evil.example/health", "localhost", 401),
+        ("*", "localhost", 401),
+        ("/health", "localhost:abc", 400),
+        ("/health", "localhost:99999", 400),
+    ],
+)
+def test_row_12_absolute_targets_and_odd_hosts(server: RunningServer, target: str, host: str, status: int) -> None:
+    answer = server.exchange(f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+    without_host = server.exchange(f"GET {target} HTTP/1.1\r\nconnection: close\r\n\r\n".encode())
+    assert without_host.startswith(b"HTTP/1.1 400 "), without_host
+
+
 def test_row_12_only_json_is_taken(http: httpx.Client) -> None:
     for media_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
         response = http.post(CHAT, content=json.dumps(CANARY), headers={"content-type": media_type})
@@ -306,6 +334,43 @@ def test_row_14_no_key_and_no_prompt_in_the_output(http: httpx.Client, server: R
     time.sleep(0.2)
     assert "prompt-canary" not in server.output
     assert KEY not in server.output
+
+
+@pytest.mark.parametrize(
+    ("request_line", "body", "beginning"),
+    [
+        ("GET /health", b"", b"HTTP/1.1 200 "),
+        ("GET /v1/models", b"", b"HTTP/1.1 200 "),
+        (f"POST {CHAT}", b"{}", b"HTTP/1.1 400 "),
+        (f"POST {CHAT}", json.dumps(CANARY | {"max_tokens": 4000, "ignored": 1}).encode(), b"HTTP/1.1 400 "),
+    ],
+)
+def test_a_client_that_ends_its_sending_side_has_what_is_answered_at_once(
+    server: RunningServer, request_line: str, body: bytes, beginning: bytes
+) -> None:
+    head = f"{request_line} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
+    if body:
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    for pieces in ([head.encode() + b"\r\n" + body], [head.encode(), b"\r\n" + body]):
+        with server.connect() as connection:
+            for piece in pieces:
+                connection.sendall(piece)
+            connection.shutdown(socket.SHUT_WR)
+            started = time.monotonic()
+            assert b"".join(server.receive(connection)).startswith(beginning)
+            assert time.monotonic() - started < 2, "the connection was kept for a client that cannot ask again"
+
+
+def test_row_18_a_client_that_ends_its_sending_side_stops_its_work(server: RunningServer) -> None:
+    seen = len(server.lines)
+    body = json.dumps(CANARY | LONG).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
+    )
+    with server.connect() as connection:
+        connection.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+        connection.shutdown(socket.SHUT_WR)
+        assert server.wait_for(r"req_\w+ cancelled", 2, after=seen), server.output
 
 
 LONG = {

@@ -33,21 +33,57 @@ def test_on_loopback_every_loopback_name_is_ours(host: str) -> None:
         "evil.example:8000",
         "localhost.evil.example",
         "127.0.0.1.evil.example",
-        "localhost@evil.example",
-        "localhost/",
-        "localhost:8000/../",
-        "localhost:",
-        "localhost:99999999",
-        "",
-        " localhost",
-        "local\u00a0host",
         "192.168.1.5",
-        "[::1",
+        "[::2]:8000",
         "localhost,evil.example",
+        "%6cocalhost",
+        "localhost.",
+        "2130706433",
+        "0x7f.1",
     ],
 )
 def test_foreign_hosts_are_refused(name: str) -> None:
     assert status(HostPolicy("127.0.0.1"), name) == 403
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ":8000",
+        "localhost:abc",
+        "localhost:99999",
+        "localhost:65536",
+        "localhost:99999999",
+        "localhost:-1",
+        "localhost:+80",
+        "localhost: 80",
+        "localhost:80:80",
+        "localhost:²",
+        "localhost@evil.example",
+        "user@localhost",
+        "localhost/",
+        "localhost:8000/../",
+        "http://localhost",
+        " localhost",
+        "local host",
+        "local\u00a0host",
+        "local%host",
+        "[::1",
+        "::1",
+        "[::1]8000",
+    ],
+)
+def test_malformed_hosts_are_a_malformed_request(name: str) -> None:
+    for policy in (HostPolicy("127.0.0.1"), HostPolicy("0.0.0.0")):
+        assert status(policy, name) == 400
+
+
+@pytest.mark.parametrize("port", ["", ":", ":0", ":1", ":8000", ":65535", ":00080"])
+def test_any_port_is_ours(port: str) -> None:
+    """One that is forwarded or published differs from the one that is bound."""
+    for name in ("localhost", "127.0.0.1", "[::1]"):
+        assert status(HostPolicy("127.0.0.1"), name + port) == 200
 
 
 def test_exactly_one_host_is_needed() -> None:

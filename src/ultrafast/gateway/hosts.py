@@ -15,7 +15,9 @@ from http import HTTPStatus
 
 from ultrafast.gateway.failures import Headers, HttpError
 
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?", re.ASCII)
+# RFC 3986: an address in brackets or a name (which may hold more letters than any of ours), and perhaps a port.
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|(?:[a-z0-9._~!$&'()*+,;=-]|%[0-9a-f]{2})+)(?::([0-9]{0,5}))?", re.ASCII)
+_MAXIMUM_PORT = 65535
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -51,7 +53,12 @@ class HostPolicy:
         if len(hosts) != 1:
             raise HttpError(HTTPStatus.BAD_REQUEST, "the request needs exactly one Host header", code="invalid_host")
         host = hosts[0].decode("latin-1").lower()
-        if not self._allows(host):
+        match = _HOST.fullmatch(host)
+        if match is None or int(match[2] or 0) > _MAXIMUM_PORT:
+            raise HttpError(
+                HTTPStatus.BAD_REQUEST, "the Host header is not a host name with or without a port", code="invalid_host"
+            )
+        if not self._allows(match[1]):
             raise HttpError(HTTPStatus.FORBIDDEN, "this server does not serve that host name", code="host_not_allowed")
         for name, value in headers:
             if name == b"origin" and value.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
@@ -59,9 +66,6 @@ class HostPolicy:
                     HTTPStatus.FORBIDDEN, "requests from other origins are refused", code="origin_not_allowed"
                 )
 
-    def _allows(self, host: str) -> bool:
-        match = _HOST.fullmatch(host)
-        if match is None:
-            return False
-        name = match[1]
+    def _allows(self, name: str) -> bool:
+        # Any port: one that is forwarded or published need not be ours.
         return name in self._names or (self._any_address and _address(name) is not None)

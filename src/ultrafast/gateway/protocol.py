@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -21,6 +22,10 @@ MAXIMUM_MESSAGE_BYTES = 24 << 20
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 8 << 20
 WRITE_SECONDS = 30.0  # how long a client may leave a full buffer unread
+# A client that ends its sending side may wait for its answer or be gone: nothing tells the two apart before something
+# is written. So it has what is answered at once, a refusal or a list; work for the engine is not done on a chance.
+HALF_CLOSED_SECONDS = 0.2
+_AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -46,6 +51,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._linger_timer: asyncio.TimerHandle | None = None
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._half_closed_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -54,9 +60,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_header_timer()
         self._forget_write_timer()
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
+        for timer in (self._linger_timer, self._half_closed_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if self._lingering or not answering:
+            return False  # closes
+        self._half_closed_timer = self.loop.call_later(HALF_CLOSED_SECONDS, self.transport.close)
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:
@@ -86,6 +100,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._forget_header_timer()
+        self._obey_absolute_target()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -99,6 +114,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if unread:
             self._linger()
+        elif self._half_closed_timer is not None and self.cycle.response_complete:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -112,6 +129,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, "this is not a valid HTTP request")
+
+    def _obey_absolute_target(self) -> None:
+        """RFC 9112, 3.2.2: a target with a host of its own overrules the ``Host`` header, which must still be there."""
+        found = _AUTHORITY.match(self.url)
+        if found is None:
+            return
+        hosts = [index for index, (name, _) in enumerate(self.headers) if name == b"host"]
+        for index in hosts:
+            self.headers[index] = (b"host", found[1])
+        rest = self.url[found.end() :]
+        self.url = rest if rest.startswith(b"/") else b"/" + rest
 
     def _await_headers(self) -> None:
         self._forget_header_timer()
