@@ -36,7 +36,7 @@ class RequestError(UltrafastError):
 
     status: int = HTTPStatus.BAD_REQUEST
     type = "invalid_request_error"
-    default_code: str | None = None
+    default_code = "invalid_value"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

@@ -246,6 +246,27 @@ def test_messages() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [*MESSAGES, {"role": "assistant"}]}, "messages[1].content"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": {"content": "x"}}, "prediction.type"),
+        ({"response_format": {}}, "response_format.type"),
+    ],
+)
+def test_what_is_missing_is_called_missing(values: dict[str, Any], param: str) -> None:
+    error = refusal(**values)
+    assert (error.code, error.param) == ("missing_required_parameter", param)
+    assert error.message == f"'{param}' is required"
+
+
 def test_the_model_is_required() -> None:
     for values in ({}, {"model": None}, {"model": ""}, {"model": 5}, {"model": "x" * 1000}):
         with pytest.raises(RequestError) as caught:

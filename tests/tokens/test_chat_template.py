@@ -278,8 +278,9 @@ def test_row_8_a_template_that_turns_endless_later(tokenizer: Tokenizer) -> None
     later = "{% if messages | length > 1 %}" + ENDLESS["nested loops"] + "{% endif %}ok"
     template = ChatTemplate(later, tokenizer)
     assert template.render(USER) == "ok"
-    with pytest.raises(RequestError, match="work limit"):
+    with pytest.raises(RequestError, match="work limit") as caught:
         template.render(USER * 2)
+    assert (caught.value.param, caught.value.code) == ("messages", "invalid_value")
     assert template.render(USER) == "ok"
 
 

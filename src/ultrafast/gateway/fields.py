@@ -32,6 +32,11 @@ class Fields:
         full = self.named(name)
         return RequestError(f"'{full}' {expectation}", param=full, code="invalid_value")
 
+    def missing(self, name: str) -> RequestError:
+        """The error for a field that must be given and is not."""
+        full = self.named(name)
+        return RequestError(f"'{full}' is required", param=full, code="missing_required_parameter")
+
     def raw(self, name: str) -> Any:
         """The value as parsed, ``None`` where absent."""
         self._known.add(name)

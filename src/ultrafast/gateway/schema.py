@@ -67,7 +67,7 @@ def parse_chat_request(body: dict[str, Any], vocabulary_size: int) -> ChatReques
     fields = Fields(body)
     model = fields.string("model", MAXIMUM_NAME_LETTERS)
     if not model:
-        raise RequestError("'model' is required", param="model", code="missing_required_parameter")
+        raise fields.missing("model")
     fields.refuse(_NOT_SERVED, "is not supported by this server")
     seed = fields.integer("seed", -(1 << 63), _SEED_MASK)
     if seed is None:
@@ -174,6 +174,8 @@ def _read_ignored(fields: Fields) -> None:
     _read_prediction(fields)
     response_format = fields.object("response_format")
     if response_format is not None:
+        if response_format.raw("type") is None:
+            raise response_format.missing("type")
         if response_format.raw("type") != "text":
             raise RequestError(
                 "'response_format' must have the type 'text' on this server",
@@ -208,17 +210,19 @@ def _read_prediction(fields: Fields) -> None:
     prediction = fields.object("prediction")
     if prediction is None:
         return
+    if prediction.raw("type") is None:
+        raise prediction.missing("type")
     if prediction.raw("type") != "content":
         raise prediction.wrong("type", "must be 'content'")
     if _read_content(prediction) is None:
-        raise prediction.wrong("content", "is required")
+        raise prediction.missing("content")
     prediction.end()
 
 
 def _read_messages(fields: Fields) -> list[dict[str, str]]:
     value = fields.raw("messages")
     if value is None:
-        raise RequestError("'messages' is required", param="messages", code="missing_required_parameter")
+        raise fields.missing("messages")
     if not isinstance(value, list) or not 1 <= len(value) <= MAXIMUM_MESSAGES:
         raise fields.wrong("messages", f"must be a list of 1 to {MAXIMUM_MESSAGES} messages")
     messages = []
@@ -237,6 +241,8 @@ def _read_message(fields: Fields) -> dict[str, str]:
             param=fields.named("role"),
             code="unsupported_parameter",
         )
+    if role is None:
+        raise fields.missing("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise fields.wrong("role", f"must be one of: {', '.join(_ROLES)}")
     content = _read_content(fields)
@@ -247,7 +253,7 @@ def _read_message(fields: Fields) -> dict[str, str]:
         fields.raw("annotations")
     fields.end()
     if content is None:
-        raise fields.wrong("content", "is required")
+        raise fields.missing("content")
     # Templates of open models know no developer; it is the newer word for the same thing.
     message = {"role": "system" if role == "developer" else role, "content": content}
     if name is not None:
@@ -268,6 +274,8 @@ def _read_content(fields: Fields) -> str | None:
             raise fields.wrong(f"content[{index}]", "must be an object")
         part = Fields(item, fields.named(f"content[{index}]"))
         kind = part.raw("type")
+        if kind is None:
+            raise part.missing("type")
         if kind != "text":
             raise RequestError(
                 f"'{part.named('type')}' must be 'text' on this server",
@@ -275,6 +283,8 @@ def _read_content(fields: Fields) -> str | None:
                 code="unsupported_parameter",
             )
         text = part.raw("text")
+        if text is None:
+            raise part.missing("text")
         if not isinstance(text, str):
             raise part.wrong("text", "must be a string")
         part.end()
