@@ -5,6 +5,7 @@ After each group the same greedy question must have byte for byte the same answe
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import time
@@ -278,6 +279,17 @@ def test_row_12_only_json_is_taken(http: httpx.Client) -> None:
         response = http.post(CHAT, content=json.dumps(CANARY), headers={"content-type": media_type})
         refused(response, status=415)
     fine = http.post(CHAT, content=json.dumps(CANARY), headers={"content-type": "Application/JSON; charset=utf-8"})
+    assert fine.status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "Deflate", "identity, gzip", "gzip, identity", "aes128gcm"])
+def test_row_12_no_content_encoding_is_taken(http: httpx.Client, encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    for body in (json.dumps(CANARY).encode(), gzip.compress(json.dumps(CANARY).encode())):
+        response = http.post(CHAT, content=body, headers=headers)
+        assert refused(response, status=415)["code"] == "unsupported_media_type"
+        assert response.headers["accept-encoding"] == "identity"  # RFC 9110, 12.5.3
+    fine = http.post(CHAT, content=json.dumps(CANARY), headers=headers | {"content-encoding": "Identity"})
     assert fine.status_code == 200
 
 

@@ -24,8 +24,9 @@ _NOT_JSON = "the body is not valid JSON"
 async def read_body(scope: Scope, receive: Receive) -> bytes:
     """The whole body.
 
-    Raises HttpError: 415 where it is not declared as JSON, 413 beyond MAXIMUM_BODY_BYTES (before it is read, where its
-    length is declared), 408 where it takes longer than BODY_SECONDS; RequestError where the client left.
+    Raises HttpError: 415 where it is not declared as JSON or is encoded, 413 beyond MAXIMUM_BODY_BYTES (before it is
+    read, where its length is declared), 408 where it takes longer than BODY_SECONDS; RequestError where the client
+    left.
     """
     headers = dict(scope["headers"])
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
@@ -34,6 +35,14 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "the content type must be application/json",
             code="unsupported_media_type",
+        )
+    encodings = b",".join(value for name, value in scope["headers"] if name == b"content-encoding")
+    if not {encoding.strip().lower() for encoding in encodings.split(b",")} <= {b"", b"identity"}:
+        raise HttpError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "the body must not have a content encoding: send it uncompressed",
+            code="unsupported_media_type",
+            headers=[(b"accept-encoding", b"identity")],
         )
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > MAXIMUM_BODY_BYTES:
