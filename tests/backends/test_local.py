@@ -193,6 +193,25 @@ async def test_a_frozen_engine_is_noticed_and_replaced(backend: LocalBackend, mo
     await collect(backend, request("after"))
 
 
+async def test_row_22_a_frozen_engine_is_unready_within_five_seconds(backend: LocalBackend) -> None:
+    """Frozen at the worst moment: when it has just answered, and the beat counts as heard."""
+    connection, process_id = backend._connection, backend.process_id
+    assert connection is not None
+    assert process_id is not None
+    connection.heard = False
+    while not connection.heard:  # noqa: ASYNC110 - set by the event loop with each answer
+        await asyncio.sleep(0.005)
+    os.kill(process_id, signal.SIGSTOP)
+    started = time.monotonic()
+    while backend.ready:  # noqa: ASYNC110 - a property, there is nothing to await
+        await asyncio.sleep(0.01)
+    elapsed = time.monotonic() - started
+    os.kill(process_id, signal.SIGCONT)
+    assert 3.9 < elapsed < 4.8
+    await _until_ready(backend)
+    assert backend.process_id == process_id, "replaced though it came back in time"
+
+
 async def test_a_busy_engine_is_no_frozen_one(backend: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     process_id = backend.process_id
     streams = [collect(backend, request(f"busy {index}", prompt=400, tokens=20)) for index in range(4)]

@@ -16,11 +16,12 @@ logger = logging.getLogger(__name__)
 
 MAXIMUM_IN_FLIGHT = 256
 
-# A beat is a ping every second, answered between two steps. Beats are counted, not seconds: after a stall of our own
-# loop (a suspended laptop) one beat has passed, not a minute.
-BEAT_SECONDS = 1.0
-BEATS_UNTIL_UNREADY = 4
-BEATS_UNTIL_KILLED = 10
+# A beat is a ping, answered between two steps. Beats are counted, not seconds: after a stall of our own loop (a
+# suspended laptop) one beat has passed, not a minute. The beat in which the engine fell silent may count as heard, so
+# silence is noticed up to one beat late.
+BEAT_SECONDS = 0.5
+BEATS_UNTIL_UNREADY = 8
+BEATS_UNTIL_KILLED = 20
 
 FIRST_BACK_OFF_SECONDS = 0.5
 MAXIMUM_BACK_OFF_SECONDS = 30.0
@@ -31,7 +32,8 @@ class LocalBackend:
     """Runs one model file in a supervised engine process.
 
     A crash ends the streams in flight with ``EngineUnavailableError``; the process is started again, at once the first
-    time, then ever more slowly. An engine that does not answer is unready after four seconds and replaced after ten.
+    time, then ever more slowly. An engine that does not answer is unready after four seconds and replaced after ten, or
+    half a second later.
     """
 
     name = "local"
