@@ -221,6 +221,8 @@ def test_models(client: OpenAI) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             client.models.retrieve(name)
         assert caught.value.code == "model_not_found"
+        assert f"'{MODEL}' or 'gpt-5.6-sol'" in caught.value.message
+        assert f"'{name}'" not in caught.value.message
     with pytest.raises(openai.NotFoundError) as caught:
         ask(client, model="gpt-4")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")

@@ -34,14 +34,18 @@ class Catalogue:
 
     def __init__(self, backend: Backend, aliases: Iterable[str] = DEFAULT_ALIASES) -> None:
         self._backend = backend
-        self._aliases = frozenset(aliases)
+        self._aliases = tuple(dict.fromkeys(aliases))
 
     def resolve(self, name: str) -> ModelObject:
         """The model behind ``name``. Raises HttpError 404; EngineUnavailableError while it is unknown."""
         model = self._backend.model
         if name != model.name and name not in self._aliases:
+            names = " or ".join(f"'{known}'" for known in (model.name, *self._aliases))
             raise HttpError(
-                HTTPStatus.NOT_FOUND, "this server has no model of that name", code="model_not_found", param="model"
+                HTTPStatus.NOT_FOUND,
+                f"this server has no model of that name: ask for {names}",
+                code="model_not_found",
+                param="model",
             )
         return ModelObject(model.name, model.created)
 
