@@ -69,7 +69,7 @@ def test_the_official_client_gets_an_answer_by_the_real_name_and_by_the_alias() 
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="another").models.list()
     shown = "\n".join(server.lines)
-    assert "gpt-5.6-sol is another name for smollm2-135m; it is not that vendor's model" in shown
+    assert "Alias gpt-5.6-sol: answered by smollm2-135m, not that vendor's model" in shown
     assert "a-key-of-the-test" not in shown
 
 
@@ -79,6 +79,16 @@ def test_other_aliases_replace_the_default_one() -> None:
         assert {client.models.retrieve(name).id for name in ("one", "two", "smollm2-135m")} == {"smollm2-135m"}
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("gpt-5.6-sol")
+
+
+@pytest.mark.parametrize(
+    "alias", ["", " ", "two words", "tab\t", "line\nend", "\x1b[2J", "\u00a0", "\u202e", "x" * 257]
+)
+def test_an_alias_that_no_line_can_show_is_refused(ultrafast: Ultrafast, alias: str) -> None:
+    done = ultrafast("serve", "--port", "0", "--no-auth", "--alias", "fine", "--alias", alias)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: an alias (--alias) must have 1 to 256 printable characters")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

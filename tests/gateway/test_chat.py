@@ -210,7 +210,7 @@ def test_the_tier_served_is_reported(client: OpenAI, asked: dict[str, str], serv
 
 def test_the_alias_runs_the_real_model_and_says_so(client: OpenAI, server: RunningServer) -> None:
     assert ask(client, model="gpt-5.6-sol", max_tokens=1).model == MODEL
-    assert "not that vendor's model" in server.output
+    assert f"Alias gpt-5.6-sol: answered by {MODEL}, not that vendor's model" in server.output
 
 
 def test_models(client: OpenAI) -> None:

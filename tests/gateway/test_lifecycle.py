@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.cli.terminal import CTRL_C, Terminal
 from tests.gateway.conftest import MODEL
-from tests.gateway.running_server import KEY, RunningServer
+from tests.gateway.running_server import KEY, START_SECONDS, RunningServer
 
 CHAT = "/v1/chat/completions"
 LONG = {
@@ -190,9 +192,26 @@ def test_without_a_key_in_the_environment_one_is_kept_in_a_file(tmp_path: Path, 
         assert running.stop() == 0
 
 
+def test_the_banner_fits_a_terminal_and_has_the_key_on_a_line_of_its_own() -> None:
+    with Terminal("serve", "--port", "0", "--alias", "gpt-5.6-sol", "--alias", "mine", "--alias", "mine") as terminal:
+        end = terminal.wait_for("\n", after=terminal.wait_for("Listening on", seconds=START_SECONDS))
+        lines = terminal.shown[terminal.shown.index("Model ") : end].splitlines()
+        terminal.press(CTRL_C)
+        assert terminal.exit_code() == 0
+    assert max(map(len, lines)) < 80, lines
+    assert lines[1:3] == [
+        f"Alias gpt-5.6-sol: answered by {MODEL}, not that vendor's model",
+        f"Alias mine: answered by {MODEL}",
+    ]
+    assert lines[3].startswith("API key")
+    assert re.fullmatch(r"uf-[\w-]{43}", lines[4])
+    assert lines[5].startswith("Listening on")
+
+
 def test_no_auth_on_loopback() -> None:
     running = RunningServer("--no-auth", "--alias", "mine")
     try:
+        assert "vendor" not in running.output
         models = httpx.get(running.base_url + "/models")
         assert models.json()["data"][0]["id"] == MODEL
         body = LONG | {"max_tokens": 1, "stream": False}

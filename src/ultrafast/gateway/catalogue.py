@@ -8,9 +8,19 @@ from http import HTTPStatus
 import msgspec
 
 from ultrafast.backends.base import Backend
+from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.failures import HttpError
+from ultrafast.gateway.schema import MAXIMUM_NAME_LETTERS
 
 DEFAULT_ALIASES = ("gpt-5.6-sol",)
+
+
+def check_alias(alias: str) -> None:
+    """Raise ConfigurationError unless ``alias`` is a name that a request can ask for and a line can show."""
+    if not 0 < len(alias) <= MAXIMUM_NAME_LETTERS or not alias.isprintable() or any(map(str.isspace, alias)):
+        raise ConfigurationError(
+            f"an alias (--alias) must have 1 to {MAXIMUM_NAME_LETTERS} printable characters and no spaces"
+        )
 
 
 class ModelObject(msgspec.Struct, frozen=True):

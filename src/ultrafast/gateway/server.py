@@ -20,7 +20,7 @@ from ultrafast.backends.prompt import ChatPrompt
 from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.app import Gateway
 from ultrafast.gateway.auth import KEY_VARIABLE, ApiKey, obtain_key
-from ultrafast.gateway.catalogue import DEFAULT_ALIASES
+from ultrafast.gateway.catalogue import DEFAULT_ALIASES, check_alias
 from ultrafast.gateway.hosts import HostPolicy, is_loopback
 from ultrafast.gateway.protocol import LimitedHttpProtocol
 from ultrafast.weights.store import ModelLocation, Progress, cache_directory, resolve_model
@@ -29,6 +29,7 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 DRAIN_SECONDS = 10.0
 
+_VENDOR_PREFIX = "gpt-"  # of the default alias's family: names that people know as another's models
 _BACKLOG = 1024
 _KEEP_ALIVE_SECONDS = 30
 _LAST_WRITES_SECONDS = 3
@@ -57,6 +58,8 @@ def serve(options: ServeOptions, *, progress: Progress | None = None, output: Te
     begin.
     """
     output = output or sys.stderr
+    for alias in options.aliases:
+        check_alias(alias)
     if not options.require_key and not is_loopback(options.host):
         raise ConfigurationError("serving without a key is possible on a loopback address only")
     key = None
@@ -166,17 +169,19 @@ class _Service:
     def _announce(self) -> None:
         model = self._backend.model
         self._print(
-            f"Model {model.name}: context {model.context}, {model.threads} threads, {model.instruction_set}, "
-            f"loaded in {model.load_seconds:.1f} s"
+            f"Model {model.name}: context {model.context}, {model.threads} thread{'s' if model.threads > 1 else ''}, "
+            f"{model.instruction_set}, loaded in {model.load_seconds:.1f} s"
         )
-        for alias in self._options.aliases:
-            self._print(f"Alias {alias} is another name for {model.name}; it is not that vendor's model")
+        for alias in dict.fromkeys(self._options.aliases):
+            vendor = ", not that vendor's model" if alias.startswith(_VENDOR_PREFIX) else ""
+            self._print(f"Alias {alias}: answered by {model.name}{vendor}")
         if self._key is None:
             self._print("No API key is asked for (loopback only)")
         elif self._key.path is not None:
             self._print(f"The API key is in {self._key.path}")
         elif self._key.generated:
-            self._print(f"API key (made for this run; set {KEY_VARIABLE} to choose one): {self._key.value}")
+            self._print(f"API key, made for this run (set {KEY_VARIABLE} to choose one):")
+            self._print(self._key.value)  # alone, to be copied whole
         self._print(f"Listening on {_url(self._options.host, self._listener)}")
 
     def _print(self, line: str) -> None:
