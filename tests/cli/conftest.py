@@ -12,22 +12,28 @@ import pytest
 COMMAND = [sys.executable, "-m", "ultrafast.cli"]
 TIMEOUT_SECONDS = 120
 
+# Runs "$@" with redirections of the shell, such as `>&-`, in the place of {}.
+REDIRECTED = 'exec "$@" {}'
+
 Ultrafast = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment with one width, no settings of the developer's own, and ``variables``."""
     kept = {name: value for name, value in os.environ.items() if name == "ULTRAFAST_CACHE" or "ULTRAFAST" not in name}
-    return {**kept, "COLUMNS": "80", **variables}
+    return {**kept, "COLUMNS": "80", "PYTHONUNBUFFERED": "", **variables}
 
 
 @pytest.fixture(scope="session")
 def ultrafast() -> Ultrafast:
     """Run ``ultrafast ARGUMENTS`` to its end and return what it wrote and its exit code."""
 
-    def run(*arguments: str, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, stdin: bytes = b"", redirect: str = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        shell = ["sh", "-c", REDIRECTED.format(redirect), "sh"] if redirect else []
         done = subprocess.run(
-            [*COMMAND, *arguments],
+            [*shell, *COMMAND, *arguments],
             input=stdin,
             capture_output=True,
             timeout=TIMEOUT_SECONDS,

@@ -56,13 +56,15 @@ def _ultrafast(
 
 def execute(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: that of ``sys.argv``) and return its exit code; errors are one line on stderr."""
-    output.prepare_streams()
     try:
+        output.prepare_streams()
         code = _invoke(arguments)
         output.flush()
     except output.OutputClosed:
-        output.discard_stdout()
         return EXIT_OUTPUT_CLOSED
+    except UltrafastError as error:
+        output.error(str(error))
+        return error.exit_code
     return code
 
 
@@ -78,14 +80,13 @@ def _invoke(arguments: Sequence[str] | None) -> int:
         else:
             output.error(help_text)
         return error.exit_code
-    except UltrafastError as error:
-        output.error(str(error))
-        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
-    except output.OutputClosed:
+    except (UltrafastError, output.OutputClosed):
         raise
     except Exception as error:  # the last line of defence: a person sees a line, a developer may ask for more
+        # Help that could not be written is still in the buffer: then this fails again, and says what it is.
+        output.flush()
         if os.environ.get("ULTRAFAST_DEBUG") == "1":
             traceback.print_exc(file=sys.stderr)
         output.error(f"internal error ({type(error).__name__}); ULTRAFAST_DEBUG=1 shows where; please report it")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TextIO
+from typing import NoReturn, TextIO
+
+from ultrafast.errors import ConfigurationError, UltrafastError
 
 __all__ = [
     "OutputClosed",
-    "discard_stdout",
     "error",
     "flush",
     "note",
@@ -27,7 +28,13 @@ class OutputClosed(Exception):  # noqa: N818 - not a fault: the reader has seen 
 
 
 def prepare_streams() -> None:
-    """Make both streams able to carry any text, whatever the locale: what they cannot encode becomes ``?``."""
+    """Make both streams able to carry any text, whatever the locale: what they cannot encode becomes ``?``.
+
+    Raises:
+        ConfigurationError: standard output is closed; its number would go to the next file or socket opened.
+    """
+    if sys.stdout is None:
+        raise ConfigurationError("standard output is closed; to throw an answer away, send it to /dev/null")
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -63,26 +70,35 @@ def _is_control(character: str) -> bool:
 
 
 def write(text: str) -> None:
-    """Write an answer, or a part of it, at once; a terminal never receives control characters from a model."""
+    """Write an answer, or a part of it, at once; a terminal never receives control characters from a model.
+
+    Raises:
+        OutputClosed: the reader is gone.
+        UltrafastError: standard output takes no more, as on a full disk.
+    """
     try:
         sys.stdout.write(printable(text) if stdout_is_terminal() else text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise OutputClosed from None
+    except OSError as failure:
+        _give_up_stdout(failure)
 
 
 def flush() -> None:
-    """Flush standard output, so that a reader gone is noticed here and not while the interpreter shuts down."""
+    """Flush standard output, so that a failure is met here (raising as `write` does), not at the interpreter's end."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise OutputClosed from None
+    except OSError as failure:
+        _give_up_stdout(failure)
 
 
-def discard_stdout() -> None:
-    """Send what is still buffered nowhere, so that the interpreter's last flush cannot fail."""
+def _give_up_stdout(failure: OSError) -> NoReturn:
+    # What is still buffered goes nowhere, so that the interpreter's last flush cannot fail.
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(failure, BrokenPipeError):
+        raise OutputClosed from None
+    reason = os.strerror(failure.errno).lower() if failure.errno else type(failure).__name__
+    raise UltrafastError(f"cannot write to standard output: {reason}") from None
 
 
 def one_line(text: str) -> str:
@@ -92,6 +108,8 @@ def one_line(text: str) -> str:
 
 def note(text: str) -> None:
     """One remark on standard error; lost silently when nobody can read it."""
+    if sys.stderr is None:
+        return  # `print` would take standard output instead
     with contextlib.suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr, flush=True)
 
