@@ -35,8 +35,9 @@ WANT_HIDDEN: Final = 8
 MAX_SEQUENCES: Final = 16  # that run at once
 MAX_ROWS: Final = 512  # of one step
 MAX_THREADS: Final = 256
-# Share of the memory still available that the KV cache may come to take. It is taken as it is used.
-KV_MEMORY_SHARE: Final = 0.25
+# Share of the memory still available that the context may come to take. The KV cache's is taken as it is used, that of
+# the rotary tables at once.
+CONTEXT_MEMORY_SHARE: Final = 0.25
 
 
 def load_model(
@@ -51,7 +52,7 @@ def load_model(
 
     ``threads`` defaults to the cores that affinity and control groups allow; ``instruction_set`` to
     ``$ULTRAFAST_INSTRUCTION_SET`` or else the fastest the processor has; ``context`` to the model's own, or what
-    ``memory_budget_bytes`` of KV cache hold (by default a quarter of the available memory).
+    ``memory_budget_bytes`` of KV cache and rotary tables hold (by default a quarter of the available memory).
 
     Raises the ``ModelError`` kinds for the file and ``ConfigurationError`` for the options.
     """
@@ -63,7 +64,7 @@ def load_model(
         configuration = _configuration(gguf)
         budget = memory_budget_bytes
         if budget is None:
-            budget = int(resources.available_memory_bytes() * KV_MEMORY_SHARE)
+            budget = int(resources.available_memory_bytes() * CONTEXT_MEMORY_SHARE)
         context, block_count = _cache_size(configuration, context, budget)
         try:
             native, weight_bytes_per_token = _build(
@@ -150,17 +151,20 @@ def _threads(wanted: int | None) -> int:
 
 
 def _cache_size(configuration: ModelConfiguration, wanted: int | None, budget_bytes: int) -> tuple[int, int]:
-    """(context, blocks in the pool) within the budget."""
+    """(context, blocks in the pool) within the budget, which also pays for the rotary tables."""
     block_bytes = configuration.kv_values_per_token * 2 * BLOCK_TOKENS
-    affordable_blocks = budget_bytes // block_bytes
-    affordable = affordable_blocks * BLOCK_TOKENS
+    rotary_bytes = configuration.rotary_table_values_per_token * 4
+    block_and_rotary_bytes = block_bytes + rotary_bytes * BLOCK_TOKENS
+    affordable = budget_bytes // block_and_rotary_bytes * BLOCK_TOKENS
     if wanted is not None and not 1 <= wanted <= configuration.context_length:
         raise ConfigurationError(f"context must be 1 to {configuration.context_length}, the model's own")
     context = wanted or min(configuration.context_length, affordable)
+    context_blocks = -(-max(context, 1) // BLOCK_TOKENS)
     if context > affordable or context < 1:
-        needed_bytes = -(-max(context, 1) // BLOCK_TOKENS) * block_bytes
+        needed_bytes = context_blocks * block_and_rotary_bytes
         raise ConfigurationError(
-            f"a context of {max(context, 1)} tokens needs {needed_bytes >> 20} MiB of KV cache, "
-            f"the memory budget is {budget_bytes >> 20} MiB; choose a smaller --context"
+            f"a context of {max(context, 1)} tokens needs {needed_bytes / 1e6:.1f} MB of KV cache and rotary tables, "
+            f"the memory budget is {budget_bytes / 1e6:.1f} MB; choose a smaller --context"
         )
-    return context, min(affordable_blocks, MAX_SEQUENCES * -(-context // BLOCK_TOKENS))
+    affordable_blocks = (budget_bytes - context * rotary_bytes) // block_bytes
+    return context, min(affordable_blocks, MAX_SEQUENCES * context_blocks)

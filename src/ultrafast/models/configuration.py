@@ -37,6 +37,11 @@ class ModelConfiguration:
         """Numbers that the KV cache keeps for one token, all layers, keys and values, heads padded to 16."""
         return self.layer_count * self.kv_head_count * 2 * (-(-self.head_size // 16) * 16)
 
+    @property
+    def rotary_table_values_per_token(self) -> int:
+        """Numbers that the rotary tables hold for a position, the same for all layers: a cosine and a sine per pair."""
+        return 2 * (self.rotary_size // 2)
+
 
 def llama_configuration(gguf: GgufFile) -> ModelConfiguration:
     """The configuration of a file whose ``general.architecture`` is ``llama``.
