@@ -20,6 +20,18 @@ def test_lines_of_a_pipe_are_answered_in_turn(ultrafast: Ultrafast) -> None:
     assert ">>>" not in done.stdout
 
 
+def test_an_answer_that_was_cut_says_by_what(ultrafast: Ultrafast) -> None:
+    done = ultrafast("chat", "--temperature", "0", "--max-tokens", "5", stdin=LONG.encode())
+    assert done.stderr == "the answer was cut at --max-tokens 5\n"
+    with Terminal("chat", "--temperature", "0", "--max-tokens", "5") as terminal:
+        position = terminal.wait_for(">>> ")
+        terminal.press(LONG.encode() + b"\n")
+        position = terminal.wait_for("tokens/s, cut at --max-tokens 5\r\n", after=position)
+        terminal.wait_for(">>> ", after=position)
+        terminal.press(CTRL_D)
+        assert terminal.exit_code() == 0
+
+
 def test_the_conversation_is_remembered_until_it_is_reset(ultrafast: Ultrafast) -> None:
     questions = "My name is Zanzibar.", "What is my name?"
     remembered = ultrafast("chat", *GREEDY, stdin="\n".join(questions).encode())
@@ -40,10 +52,20 @@ def test_exit_ends_before_the_rest_of_the_input(ultrafast: Ultrafast) -> None:
 def test_a_conversation_beyond_the_context_is_one_line_and_goes_on(ultrafast: Ultrafast) -> None:
     stdin = b"word " * 200 + b"\nName the capital of France in one short sentence.\n"
     done = ultrafast("chat", "--context", "96", *GREEDY, stdin=stdin)
-    assert done.returncode == 0
+    assert done.returncode == 1, "a message that was not answered is a failure, though the rest was answered"
     assert done.stderr.startswith("error: the prompt has ")
     assert "/reset" in done.stderr
     assert "Paris" in done.stdout
+
+
+def test_bytes_that_are_no_text_end_it_with_exit_code_2(ultrafast: Ultrafast) -> None:
+    stdin = b"Name the capital of France in one short sentence.\nWhat is \xff?\nHello\n"
+    done = ultrafast("chat", *GREEDY, stdin=stdin)
+    assert done.stderr.startswith("error: standard input is not UTF-8 text: byte 58 ")
+    assert done.stderr.count("\n") == 1
+    assert done.returncode == 2
+    assert "Paris" in done.stdout
+    assert done.stdout.count("\n") == 1
 
 
 def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_program() -> None:

@@ -47,6 +47,14 @@ def test_the_limit_of_tokens_is_the_reason_to_finish(ultrafast: Ultrafast) -> No
     assert len(record["token_ids"]) == 5
 
 
+def test_an_answer_that_was_cut_says_by_what(ultrafast: Ultrafast) -> None:
+    counting = ("run", "Count from one to one hundred.", "--temperature", "0")
+    done = ultrafast(*counting, "--max-tokens", "5")
+    assert re.fullmatch(r"5 tokens, .* tokens/s, cut at --max-tokens 5\n", done.stderr)
+    done = ultrafast(*counting, "--context", "64")
+    assert re.fullmatch(r"\d+ tokens, .* tokens/s, cut at the context of 64 tokens\n", done.stderr)
+
+
 def test_a_drawn_seed_is_reported_and_gives_the_same_answer_again(ultrafast: Ultrafast) -> None:
     arguments = ("run", "Invent a name for a ship.", "--max-tokens", "16", "--json")
     first = json.loads(ultrafast(*arguments).stdout)
@@ -67,11 +75,25 @@ def test_the_prompt_comes_from_standard_input(ultrafast: Ultrafast) -> None:
     assert piped.stdout == ultrafast("run", QUESTION, *GREEDY).stdout
 
 
-def test_bytes_that_are_no_text_are_replaced(ultrafast: Ultrafast) -> None:
-    done = ultrafast("run", "-", *GREEDY, stdin=b"What is \xff\xfe\x00 this? \xf0\x9f\x98")
-    assert done.returncode == 0
-    same = ultrafast("run", "-", *GREEDY, stdin="What is \ufffd\ufffd\x00 this? \ufffd".encode())
-    assert done.stdout == same.stdout
+@pytest.mark.parametrize(
+    ("stdin", "offset"), [(b"What is \xff\xfe this?", 8), ("héllo ".encode() + b"\xf0\x9f\x98", 7)]
+)
+def test_bytes_that_are_no_text_are_refused(ultrafast: Ultrafast, stdin: bytes, offset: int) -> None:
+    done = ultrafast("run", "-", *GREEDY, stdin=stdin)
+    assert done.stderr.startswith(f"error: standard input is not UTF-8 text: byte {offset} ")
+    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_text_of_any_characters_is_taken(ultrafast: Ultrafast) -> None:
+    done = ultrafast("run", "-", *GREEDY, stdin="What is \ufffd\x00\u2028 this? 😀".encode())
+    assert (done.returncode, done.stdout != "") == (0, True)
+
+
+def test_a_prompt_beyond_the_limit_is_one_line(ultrafast: Ultrafast) -> None:
+    for verb in (("run", "-"), ("chat",)):
+        done = ultrafast(*verb, stdin=b"a" * 16_000_001)
+        assert (done.returncode, done.stderr) == (2, "error: a prompt on standard input holds more than 16 MB\n")
 
 
 def test_the_system_message_counts(ultrafast: Ultrafast) -> None:

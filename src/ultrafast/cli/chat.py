@@ -7,15 +7,18 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import typer
+
 from ultrafast.cli import options, output
 from ultrafast.errors import ContextLengthError, EngineError
 
 if TYPE_CHECKING:
-    from ultrafast.backends.base import Summary
+    from ultrafast.backends.base import GenerationEvent
     from ultrafast.cli.session import Session
 
 __all__ = ["chat"]
 
+EXIT_UNANSWERED = 1
 HELP = """\
 /help    this text
 /reset   forget the conversation and begin a new one
@@ -36,7 +39,8 @@ def chat(
 ) -> None:
     """Talk with the model; each line is a message, and the conversation so far is remembered.
 
-    Ctrl-C stops an answer, Ctrl-D ends. With standard input from a file or a pipe, each line is answered in turn.
+    Ctrl-C stops an answer, Ctrl-D ends. With standard input from a file or a pipe, each line is answered in turn; the
+    exit code is 1 where one of them was not.
     """
     from ultrafast.cli.session import Session
 
@@ -48,8 +52,14 @@ def chat(
             output.note(f"{session.model.name}, context {session.model.context} tokens. /help lists the commands.")
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - line editing and recall; kept in memory only
-        while _take_turn(conversation):
-            pass
+            while _take_turn(conversation):
+                pass
+            return
+        for line in options.lines_of_standard_input():
+            if not _command(line, conversation):
+                break
+        if conversation.unanswered:
+            raise typer.Exit(EXIT_UNANSWERED)
 
 
 def _interactive() -> bool:
@@ -57,28 +67,16 @@ def _interactive() -> bool:
 
 
 def _take_turn(conversation: Conversation) -> bool:
-    """Take one line; False ends the chat."""
+    """Take one line of a person; False ends the chat."""
     try:
-        line = _next_line()
-        return line is not None and _command(line, conversation)
-    except KeyboardInterrupt:
-        if not _interactive():
-            raise
-        output.note("\nCtrl-D or /exit leaves.")
-        return True
-
-
-def _next_line() -> str | None:
-    """The next message, or None at the end of the input."""
-    if not _interactive():
-        # A message in a pipe has the same limit as a prompt; bytes that are not UTF-8 become U+FFFD.
-        data = sys.stdin.buffer.readline(options.MAXIMUM_PROMPT_BYTES) if sys.stdin is not None else b""
-        return data.decode("utf-8", errors="replace").rstrip("\r\n") if data else None
-    try:
-        return options.text_of_argument(input(">>> "))
+        line = options.text_of_argument(input(">>> "))
+        return _command(line, conversation)
     except EOFError:
         output.write("\n")
-        return None
+        return False
+    except KeyboardInterrupt:
+        output.note("\nCtrl-D or /exit leaves.")
+        return True
 
 
 def _command(line: str, conversation: Conversation) -> bool:
@@ -119,6 +117,7 @@ class Conversation:
         self._temperature = temperature
         self._top_p = top_p
         self._seed = seed
+        self.unanswered = 0  # messages that were refused or failed
         self.reset()
 
     def reset(self) -> None:
@@ -133,20 +132,27 @@ class Conversation:
 
         messages = [*self._messages, {"role": "user", "content": question}]
         try:
-            text, summary = self._stream(messages)
+            text, last = self._stream(messages)
         except ContextLengthError as error:
+            self.unanswered += 1
             output.error(f"{error}; /reset begins a new conversation")
             return
         except EngineError as error:
             # The engine restarts by itself; the question was not answered and is not part of the conversation.
+            self.unanswered += 1
             output.error(str(error))
             return
         self._messages = [*messages, {"role": "assistant", "content": text}]
         output.write("\n" if text.endswith("\n") and _interactive() else "\n\n" if _interactive() else "\n")
-        if summary is not None and _interactive():
-            output.note(statistics_line(summary, None) + "\n")
+        if last is None or last.summary is None:
+            return
+        cut = self._session.cut(last, self._max_tokens)
+        if _interactive():
+            output.note(statistics_line(last.summary, cut=cut) + "\n")
+        elif cut is not None:
+            output.note(f"the answer was {cut}")
 
-    def _stream(self, messages: list[dict[str, str]]) -> tuple[str, Summary | None]:
+    def _stream(self, messages: list[dict[str, str]]) -> tuple[str, GenerationEvent | None]:
         from ultrafast.models.sampling import SamplingParameters
 
         sampling = SamplingParameters(
@@ -156,14 +162,14 @@ class Conversation:
         )
         tokens = self._session.prompt_tokens(messages)
         text = ""
-        summary = None
+        last = None
         try:
             with closing(self._session.generate(tokens, sampling=sampling, max_tokens=self._max_tokens)) as stream:
                 for event in stream:
                     text += event.text
-                    summary = event.summary or summary
+                    last = event
                     output.write(event.text)
         except KeyboardInterrupt:
             if not _interactive():
                 raise
-        return text, summary
+        return text, last

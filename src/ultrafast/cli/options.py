@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -27,6 +28,7 @@ __all__ = [
     "TopP",
     "draw_seed",
     "forced_instruction_set",
+    "lines_of_standard_input",
     "read_standard_input",
     "text_of_argument",
 ]
@@ -37,7 +39,7 @@ DEFAULT_TOP_P = 0.95
 DEFAULT_MAXIMUM_TOKENS = 1024
 MAXIMUM_THREADS = 256
 MAXIMUM_TOKENS = 10_000_000
-MAXIMUM_PROMPT_BYTES = 16 * 2**20
+MAXIMUM_PROMPT_BYTES = 16_000_000
 
 
 def _temperature(value: float) -> float:
@@ -148,14 +150,34 @@ def text_of_argument(argument: str) -> str:
 
 
 def read_standard_input() -> str:
-    """All of standard input as text (bytes that are not UTF-8 become U+FFFD), up to a limit.
+    """All of standard input as text, up to a limit.
 
     Raises:
-        ConfigurationError: there is no standard input, or it holds more than ``MAXIMUM_PROMPT_BYTES``.
+        ConfigurationError: there is no standard input, it is not UTF-8 or holds more than ``MAXIMUM_PROMPT_BYTES``.
     """
     if sys.stdin is None:
         raise ConfigurationError("the prompt is '-', but standard input is closed")
-    data = sys.stdin.buffer.read(MAXIMUM_PROMPT_BYTES + 1)
+    return _text_of_input(sys.stdin.buffer.read(MAXIMUM_PROMPT_BYTES + 1), 0)
+
+
+def lines_of_standard_input() -> Iterator[str]:
+    """The lines of standard input as they come, without their ends; none where it is closed.
+
+    Raises:
+        ConfigurationError: a line is not UTF-8 or holds more than ``MAXIMUM_PROMPT_BYTES``.
+    """
+    offset = 0
+    while sys.stdin is not None and (data := sys.stdin.buffer.readline(MAXIMUM_PROMPT_BYTES + 1)):
+        yield _text_of_input(data, offset).rstrip("\r\n")
+        offset += len(data)
+
+
+def _text_of_input(data: bytes, offset: int) -> str:
     if len(data) > MAXIMUM_PROMPT_BYTES:
-        raise ConfigurationError(f"standard input holds more than {MAXIMUM_PROMPT_BYTES // 2**20} MiB")
-    return data.decode("utf-8", errors="replace")
+        raise ConfigurationError(f"a prompt on standard input holds more than {MAXIMUM_PROMPT_BYTES // 10**6} MB")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"standard input is not UTF-8 text: byte {offset + error.start} (from 0) does not belong; convert it first"
+        ) from None

@@ -34,8 +34,8 @@ def run(
 ) -> None:
     """Answer one prompt.
 
-    The answer is streamed to standard output; then one line on standard error tells tokens, time to first token
-    and tokens per second.
+    The answer is streamed to standard output; then one line on standard error tells tokens, time to first token,
+    tokens per second, and what cut the answer where something did.
     """
     question = options.read_standard_input() if prompt == "-" else options.text_of_argument(prompt)
     if not question.strip():
@@ -67,13 +67,15 @@ def _answer(
             text += event.text
             if not as_json:
                 output.write(event.text)
-    summary = next(event.summary for event in reversed(events) if event.summary is not None)
+    last = events[-1]
+    assert last.summary is not None
     if as_json:
-        output.write(json.dumps(_record(session, events, summary, sampling), ensure_ascii=False) + "\n")
+        output.write(json.dumps(_record(session, events, last.summary, sampling), ensure_ascii=False) + "\n")
         return
     if not text.endswith("\n"):
         output.write("\n")
-    output.note(statistics_line(summary, sampling.seed if sampling.temperature > 0 else None))
+    seed = sampling.seed if sampling.temperature > 0 else None
+    output.note(statistics_line(last.summary, seed=seed, cut=session.cut(last, max_tokens)))
 
 
 def _record(
@@ -85,7 +87,7 @@ def _record(
         "model": session.model.name,
         "text": "".join(event.text for event in events),
         "token_ids": [token for event in events for token in event.token_ids],
-        "finish_reason": next(event.finish_reason for event in reversed(events) if event.finish_reason),
+        "finish_reason": events[-1].finish_reason,
         "seed": sampling.seed,
         "usage": {
             "prompt_tokens": summary.prompt_tokens,

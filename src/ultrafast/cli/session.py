@@ -130,6 +130,14 @@ class Session:
         finally:
             self._wait(events.aclose())
 
+    def cut(self, last: GenerationEvent, max_tokens: int) -> str | None:
+        """What cut an answer short, told from its last event; None where it came to its end."""
+        if last.finish_reason != "length" or last.summary is None:
+            return None
+        if last.summary.completion_tokens == max_tokens:
+            return f"cut at --max-tokens {max_tokens}"
+        return f"cut at the context of {self.model.context} tokens"
+
     async def _submit(self, request: GenerationRequest) -> GenerationStream:
         assert self._backend is not None
         return self._backend.generate(request)
@@ -202,8 +210,8 @@ def _rate(tokens: int, seconds: float) -> float:
     return tokens / seconds if tokens > 0 and seconds > 0 else 0.0
 
 
-def statistics_line(summary: Summary, seed: int | None) -> str:
-    """One line about an answer: tokens, time to first token, tokens per second, and the seed where one counted."""
+def statistics_line(summary: Summary, *, seed: int | None = None, cut: str | None = None) -> str:
+    """One line about an answer: tokens, time to first token, tokens per second, the seed that counted, what cut it."""
     parts = [
         f"{summary.completion_tokens} token{'' if summary.completion_tokens == 1 else 's'}",
         f"TTFT {summary.ttft_seconds * 1000:.0f} ms",
@@ -212,4 +220,6 @@ def statistics_line(summary: Summary, seed: int | None) -> str:
         parts.append(f"{rate:.1f} tokens/s")
     if seed is not None:
         parts.append(f"seed {seed}")
+    if cut is not None:
+        parts.append(cut)
     return ", ".join(parts)
