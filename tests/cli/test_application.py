@@ -79,6 +79,48 @@ def test_wrong_usage_is_one_line_and_exit_code_2(ultrafast: Ultrafast, arguments
     assert (done.returncode, done.stdout) == (2, "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("run", "hi", "--max-tokens", "abc"), "'--max-tokens': must be a whole number from 1 to 10000000"),
+        (("run", "hi", "--max-tokens", "1.5"), "'--max-tokens': must be a whole number from 1 to 10000000"),
+        (("run", "hi", "--seed", "x"), "'--seed': must be a whole number from 0 to 2**64 - 1"),
+        (("chat", "--threads", ""), "'--threads': must be a whole number from 1 to 256"),
+        (("chat", "--context", "9" * 5000), "'--context': must be a whole number from 1 to 10000000"),
+        (("run", "hi", "--temperature", "hot"), "'--temperature': must be a number from 0 to 2"),
+        (("run", "hi", "--top-p", "all"), "'--top-p': must be a number above 0 and at most 1"),
+        (("serve", "--port", "http"), "'--port': must be a whole number from 0 to 65535"),
+        (("serve", "--port", "70000"), "'--port': must be a whole number from 0 to 65535"),
+        (("bench", "speed", "--rounds", "0"), "'--rounds': must be a whole number from 1 to 10000"),
+        (("bench", "fidelity", "--tokens", "few"), "'--tokens': must be a whole number from 1 to 10000000"),
+        (
+            ("serve", "--host", "banana.invalid"),
+            "'--host': no such address; name one of this machine's, such as 127.0.0.1, or 0.0.0.0 for all",
+        ),
+    ],
+)
+def test_a_wrong_value_is_told_in_plain_words(ultrafast: Ultrafast, arguments: tuple[str, ...], line: str) -> None:
+    done = ultrafast(*arguments)
+    assert (done.returncode, done.stderr) == (2, f"error: Invalid value for {line}\n")
+
+
+def test_a_prompt_without_quotes_is_told_to_have_them(ultrafast: Ultrafast) -> None:
+    done = ultrafast("run", "tell", "me", "a", "joke", "--max-tokens", "5")
+    assert_one_error_line(done.stderr)
+    assert 'put it in quotes, as in: ultrafast run "tell me a joke"' in done.stderr
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("prompt", ["-5 plus 3?", "- hello", "--hello there"])
+def test_a_prompt_that_looks_like_an_option_is_told_where_to_go(ultrafast: Ultrafast, prompt: str) -> None:
+    done = ultrafast("run", prompt)
+    assert_one_error_line(done.stderr)
+    assert "a prompt that begins with - goes in quotes after --" in done.stderr
+    assert done.returncode == 2
+    assert ultrafast("run", "--max-tokens", "1", "--", prompt).returncode == 0
+    assert "in quotes" not in ultrafast("run", "hi", "--temprature", "1").stderr
+
+
 @pytest.mark.parametrize("verb", [("run", "hi"), ("serve",), ("doctor",)])
 def test_unknown_model_is_one_line_and_exit_code_1(ultrafast: Ultrafast, verb: tuple[str, ...]) -> None:
     done = ultrafast(*verb, "--model", "no-such-model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
-app.command("run", short_help="Answer one prompt.")(run.run)
+# Further words are taken so that `run` itself can say what to do about them.
+app.command("run", short_help="Answer one prompt.", context_settings={"allow_extra_args": True})(run.run)
 app.command("chat", short_help="Talk with the model.")(chat.chat)
 app.command("serve", short_help="Serve OpenAI's API on this machine.")(serve.serve)
 app.add_typer(models.app, name="models", short_help="Download and list models.")
@@ -68,6 +70,14 @@ def execute(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _hint(error: typer.TyperException) -> str:
+    """What helps where `run` took a prompt for an option; typer does not export the class of that error."""
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if option is None or context is None or context.command.name != "run" or re.fullmatch(r"--[a-z-]+", option):
+        return ""
+    return '; a prompt that begins with - goes in quotes after --, as in: ultrafast run -- "-1 + 3?"'
+
+
 def _invoke(arguments: Sequence[str] | None) -> int:
     try:
         # Typer returns the code of `Exit` and of an interrupt, and nothing for a command that ran to its end.
@@ -78,7 +88,7 @@ def _invoke(arguments: Sequence[str] | None) -> int:
         if help_text.startswith("Usage:"):
             output.note(help_text)
         else:
-            output.error(help_text)
+            output.error(help_text + _hint(error))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED

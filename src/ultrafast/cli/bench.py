@@ -23,6 +23,7 @@ __all__ = ["app"]
 PLAIN_WIDTH = 160
 EXIT_BAR_MISSED = 1
 NO_PEER = "none"
+MAXIMUM_ROUNDS = 10_000
 
 app = typer.Typer(
     help="Measure our engine beside its peers, each in an environment made on demand.",
@@ -55,7 +56,13 @@ def speed(
     peer: Peers = None,
     threads: options.Threads = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, metavar="N", help="Alternating rounds that count. Default: 7.")
+        int | None,
+        typer.Option(
+            "--rounds",
+            parser=options.whole_number(1, MAXIMUM_ROUNDS),
+            metavar="N",
+            help="Alternating rounds that count. Default: 7.",
+        ),
     ] = None,
     output_path: Output = None,
     plot: Plot = None,
@@ -93,7 +100,12 @@ def fidelity(
     threads: options.Threads = None,
     tokens: Annotated[
         int | None,
-        typer.Option("--tokens", min=1, metavar="N", help="Tokens of the shipped text to score. Default: 20480."),
+        typer.Option(
+            "--tokens",
+            parser=options.whole_number(1, options.MAXIMUM_TOKENS),
+            metavar="N",
+            help="Tokens of the shipped text to score. Default: 20480.",
+        ),
     ] = None,
     output_path: Output = None,
 ) -> None:

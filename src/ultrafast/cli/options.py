@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -17,6 +19,7 @@ __all__ = [
     "DEFAULT_TEMPERATURE",
     "DEFAULT_TOP_P",
     "MAXIMUM_PROMPT_BYTES",
+    "MAXIMUM_TOKENS",
     "Context",
     "Json",
     "MaximumTokens",
@@ -31,6 +34,7 @@ __all__ = [
     "lines_of_standard_input",
     "read_standard_input",
     "text_of_argument",
+    "whole_number",
 ]
 
 # What people know from other local programs; the API's default is OpenAI's (temperature 1).
@@ -42,35 +46,36 @@ MAXIMUM_TOKENS = 10_000_000
 MAXIMUM_PROMPT_BYTES = 16_000_000
 
 
-def _temperature(value: float) -> float:
-    # Written so that NaN, with which each comparison is false, does not pass.
+def whole_number(minimum: int, maximum: int, maximum_text: str | None = None) -> Callable[[str | int], int]:
+    """A parser for an option; it refuses in plain words, where the option's type would name a string's parsing."""
+
+    def parse(text: str | int) -> int:
+        # At most 30 digits: Python refuses the conversion of thousands.
+        if not re.fullmatch(r"[+-]?[0-9]{1,30}", str(text), re.ASCII) or not minimum <= int(text) <= maximum:
+            raise typer.BadParameter(f"must be a whole number from {minimum} to {maximum_text or maximum}")
+        return int(text)
+
+    return parse
+
+
+def _number(text: str | float) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan  # which no comparison lets pass
+
+
+def _temperature(text: str | float) -> float:
+    value = _number(text)
     if not 0 <= value <= 2:
-        raise typer.BadParameter("must be from 0 to 2")
+        raise typer.BadParameter("must be a number from 0 to 2")
     return value
 
 
-def _bounded(value: int | None) -> int | None:
-    # Checked here rather than by the option's own range, which the help would print in full.
-    if value is not None and not 1 <= value <= MAXIMUM_TOKENS:
-        raise typer.BadParameter(f"must be from 1 to {MAXIMUM_TOKENS}")
-    return value
-
-
-def _threads(value: int | None) -> int | None:
-    if value is not None and not 1 <= value <= MAXIMUM_THREADS:
-        raise typer.BadParameter(f"must be from 1 to {MAXIMUM_THREADS}")
-    return value
-
-
-def _seed(value: int | None) -> int | None:
-    if value is not None and not 0 <= value < 2**64:
-        raise typer.BadParameter("must be from 0 to 2**64 - 1")
-    return value
-
-
-def _share(value: float) -> float:
+def _share(text: str | float) -> float:
+    value = _number(text)
     if not 0 < value <= 1:
-        raise typer.BadParameter("must be above 0 and at most 1")
+        raise typer.BadParameter("must be a number above 0 and at most 1")
     return value
 
 
@@ -88,14 +93,17 @@ System = Annotated[
 MaximumTokens = Annotated[
     int,
     typer.Option(
-        "--max-tokens", callback=_bounded, metavar="N", help="Stop after this many tokens, or where the context ends."
+        "--max-tokens",
+        parser=whole_number(1, MAXIMUM_TOKENS),
+        metavar="N",
+        help="Stop after this many tokens, or where the context ends.",
     ),
 ]
 Temperature = Annotated[
     float,
     typer.Option(
         "--temperature",
-        callback=_temperature,
+        parser=_temperature,
         metavar="X",
         help="From 0 to 2; 0 takes the likeliest token each time.",
     ),
@@ -104,7 +112,7 @@ TopP = Annotated[
     float,
     typer.Option(
         "--top-p",
-        callback=_share,
+        parser=_share,
         metavar="X",
         help="Sample among the likeliest tokens that together reach this probability; 1: among all.",
     ),
@@ -113,20 +121,25 @@ Seed = Annotated[
     int | None,
     typer.Option(
         "--seed",
-        callback=_seed,
+        parser=whole_number(0, 2**64 - 1, "2**64 - 1"),
         metavar="N",
         help="The same seed gives the same answer. Default: a drawn one, which is reported.",
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", callback=_threads, metavar="N", help="Default: the CPUs this process may use."),
+    typer.Option(
+        "--threads",
+        parser=whole_number(1, MAXIMUM_THREADS),
+        metavar="N",
+        help="Default: the CPUs this process may use.",
+    ),
 ]
 Context = Annotated[
     int | None,
     typer.Option(
         "--context",
-        callback=_bounded,
+        parser=whole_number(1, MAXIMUM_TOKENS),
         metavar="TOKENS",
         help="Tokens one conversation may hold. Default: what the model and the memory allow.",
     ),

@@ -20,6 +20,7 @@ __all__ = ["run"]
 
 
 def run(
+    arguments: typer.Context,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; '-' reads it from standard input.")],
     *,
     model: options.Model = None,
@@ -37,6 +38,8 @@ def run(
     The answer is streamed to standard output; then one line on standard error tells tokens, time to first token,
     tokens per second, and what cut the answer where something did.
     """
+    if arguments.args:
+        raise ConfigurationError('the prompt is several words: put it in quotes, as in: ultrafast run "tell me a joke"')
     question = options.read_standard_input() if prompt == "-" else options.text_of_argument(prompt)
     if not question.strip():
         raise ConfigurationError("the prompt is empty")

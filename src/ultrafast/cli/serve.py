@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Annotated
 
 import typer
@@ -11,11 +12,29 @@ from ultrafast.cli import options
 __all__ = ["serve"]
 
 
+def _host(name: str) -> str:
+    try:
+        socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise typer.BadParameter(
+            "no such address; name one of this machine's, such as 127.0.0.1, or 0.0.0.0 for all"
+        ) from None
+    return name
+
+
 def serve(
     *,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", parser=_host, metavar="ADDRESS", help="Address to listen on.")
+    ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port; 0 takes a free one and says which.")
+        int,
+        typer.Option(
+            "--port",
+            parser=options.whole_number(0, 65535),
+            metavar="N",
+            help="Port; 0 takes a free one and says which.",
+        ),
     ] = 8000,
     model: options.Model = None,
     alias: Annotated[
