@@ -127,7 +127,7 @@ def test_a_context_beyond_the_model_is_refused(ultrafast: Ultrafast) -> None:
 def test_the_portable_build_gives_the_same_tokens(ultrafast: Ultrafast) -> None:
     arguments = ("run", QUESTION, "--temperature", "0", "--max-tokens", "4", "--json")
     best = json.loads(ultrafast(*arguments).stdout)
-    portable = json.loads(ultrafast(*arguments, ULTRAFAST_INSTRUCTION_SET="portable").stdout)
+    portable = json.loads(ultrafast(*arguments, ULTRAFAST_INSTRUCTION_SET="Portable").stdout)
     assert portable["token_ids"] == best["token_ids"]
 
 

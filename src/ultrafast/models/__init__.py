@@ -134,7 +134,7 @@ def _configuration(gguf: GgufFile) -> ModelConfiguration:
 
 def _instruction_set(wanted: str | None) -> str:
     available = _native.instruction_sets()
-    wanted = wanted or os.environ.get("ULTRAFAST_INSTRUCTION_SET") or available[0]
+    wanted = (wanted or os.environ.get("ULTRAFAST_INSTRUCTION_SET") or available[0]).lower()
     if wanted not in available:
         raise ConfigurationError(
             f"instruction set {wanted[:20]!r} is not one this processor runs; choose from {', '.join(available)}"
