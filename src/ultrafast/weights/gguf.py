@@ -80,6 +80,7 @@ _SCALARS: Final[dict[int, tuple[struct.Struct, np.dtype[Any]]]] = {
 _UINT32: Final = struct.Struct("<I")
 _UINT64: Final = struct.Struct("<Q")
 
+_INCOMPLETE: Final = "the download may be incomplete: fetch the file again"
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,80}")
 
 
@@ -141,7 +142,7 @@ class GgufFile:
         if isinstance(value, bool) or not isinstance(value, int):
             self._wrong(key, "an integer")
         if not minimum <= value <= maximum:
-            raise ModelFileError(f"{_shown(self.path)}: metadata {key} is outside {minimum}..{maximum}")
+            raise ModelFileError(f"{shown_path(self.path)}: metadata {key} is outside {minimum}..{maximum}")
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
@@ -182,11 +183,11 @@ class GgufFile:
     def _value(self, key: str, default: MetadataValue | None) -> MetadataValue:
         value = self.metadata.get(key, default)
         if value is None:
-            raise ModelFileError(f"{_shown(self.path)}: metadata {key} is missing")
+            raise ModelFileError(f"{shown_path(self.path)}: metadata {key} is missing")
         return value
 
     def _wrong(self, key: str, expected: str) -> NoReturn:
-        raise ModelFileError(f"{_shown(self.path)}: metadata {key} is not {expected}")
+        raise ModelFileError(f"{shown_path(self.path)}: metadata {key} is not {expected}")
 
 
 def open_gguf(path: str | Path) -> GgufFile:
@@ -202,15 +203,18 @@ def open_gguf(path: str | Path) -> GgufFile:
     try:
         # Asked before opening: opening a pipe would wait for its writer.
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ModelNotFoundError(f"{_shown(path)}: not a regular file")
+            raise ModelNotFoundError(f"{shown_path(path)}: not a regular file")
         with path.open("rb") as file:
             size = file.seek(0, 2)
+            file.seek(0)
+            if file.read(len(MAGIC)) != MAGIC:
+                raise ModelFileError(f"{shown_path(path)}: not a GGUF file (its first four bytes are not GGUF)")
             if size < _FIXED_HEADER.size:
-                raise ModelFileError(f"{_shown(path)}: too short to be a GGUF file ({size} bytes)")
+                raise ModelFileError(f"{shown_path(path)}: the file ends inside its header; {_INCOMPLETE}")
             mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
-        raise ModelNotFoundError(f"{_shown(path)}: {reason}") from error
+        raise ModelNotFoundError(f"{shown_path(path)}: {reason}") from error
     return _Parser(path, mapping).parse()
 
 
@@ -225,9 +229,7 @@ class _Parser:
         self.string_elements = 0
 
     def parse(self) -> GgufFile:
-        magic, version, tensor_count, metadata_count = _FIXED_HEADER.unpack_from(self.mapping)
-        if magic != MAGIC:
-            self.damaged("not a GGUF file (its first four bytes are not GGUF)")
+        _, version, tensor_count, metadata_count = _FIXED_HEADER.unpack_from(self.mapping)
         if version & 0xFFFF == 0:
             self.unsupported("a big-endian GGUF file; only little-endian files are supported")
         if version not in SUPPORTED_VERSIONS:
@@ -327,7 +329,7 @@ class _Parser:
                 self.damaged(f"tensor {_quoted(name)} overlaps another tensor")
             end = offset + byte_count
             if data_start + end > len(self.mapping):
-                self.damaged(f"tensor {_quoted(name)} reaches beyond the end of the file")
+                self.damaged(f"tensor {_quoted(name)} reaches beyond the end of the file; {_INCOMPLETE}")
         contents = np.frombuffer(self.mapping, np.uint8)
         return {
             name: GgufTensor(
@@ -389,16 +391,16 @@ class _Parser:
     def ended(self, where: str) -> NoReturn:
         if self.limit < len(self.mapping):
             self.damaged(f"its header is longer than {MAX_HEADER_BYTES:,} bytes, in {where}")
-        self.damaged(f"the file ends inside {where}")
+        self.damaged(f"the file ends inside {where}; {_INCOMPLETE}")
 
     def damaged(self, what: str) -> NoReturn:
-        raise ModelFileError(f"{_shown(self.path)}: {what}")
+        raise ModelFileError(f"{shown_path(self.path)}: {what}")
 
     def unsupported(self, what: str) -> NoReturn:
-        raise UnsupportedModelError(f"{_shown(self.path)}: {what}")
+        raise UnsupportedModelError(f"{shown_path(self.path)}: {what}")
 
 
-def _shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """The path on one line, whatever characters it holds."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(path))
 

