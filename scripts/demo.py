@@ -26,6 +26,9 @@ SAMPLES = Path("../shared/samples")
 START_SECONDS = 120
 PROGRAM_SECONDS = 600  # a slow machine is no failure
 STOP_SECONDS = 15
+# Of a sample's output: a small model at temperature 1 rambles for as long as it may.
+SHOWN_LINES = 6
+SHOWN_CHARACTERS = 480
 
 
 class DemoError(Exception):
@@ -92,22 +95,67 @@ def heading(text: str) -> None:
     print(f"\n== {text}", flush=True)
 
 
-def run_program(path: Path, arguments: list[str], server: Server, environment: dict[str, str]) -> None:
-    """Run a client program and show what the server recorded meanwhile."""
+class Excerpt:
+    """Shows the beginning of a text as it comes, and says how much it left out."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._characters = 0
+        self._hidden = ""
+
+    def add(self, text: str) -> None:
+        for character in text:
+            if self._hidden or self._lines >= SHOWN_LINES or self._characters >= SHOWN_CHARACTERS:
+                self._hidden += character
+                continue
+            print(character, end="")
+            self._characters += 1
+            self._lines += character == "\n"
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        hidden = self._hidden.strip()
+        if hidden:
+            lines = hidden.count("\n") + 1
+            start = "" if self._lines >= SHOWN_LINES else "\n"
+            print(
+                f"{start}   ... {lines} more line{'s'[: lines > 1]}, {len(hidden):,} characters, not shown", flush=True
+            )
+
+
+def run_program(
+    path: Path, arguments: list[str], server: Server, environment: dict[str, str], *, whole: bool = True
+) -> None:
+    """Run a client program, show its output or the beginning of it, and what the server recorded meanwhile."""
     first = len(server.lines)
+    # Out of the terminal's foreground: Ctrl-C ends this program, which ends that one without a traceback.
+    program = subprocess.Popen(
+        [sys.executable, str(path), *arguments],
+        env=environment,
+        stdout=None if whole else subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        process_group=0,
+    )
+    timer = threading.Timer(PROGRAM_SECONDS, program.kill)
+    timer.start()
     try:
-        # Out of the terminal's foreground: Ctrl-C ends this program, which ends that one without a traceback.
-        done = subprocess.run(
-            [sys.executable, str(path), *arguments],
-            env=environment,
-            timeout=PROGRAM_SECONDS,
-            process_group=0,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise DemoError(f"{path} did not end within {PROGRAM_SECONDS} seconds") from None
-    if done.returncode:
-        raise DemoError(f"{path} ended with exit code {done.returncode}")
+        if program.stdout is not None:
+            excerpt = Excerpt()
+            while text := program.stdout.read(1):
+                excerpt.add(text)
+            excerpt.end()
+        program.wait()
+    finally:
+        in_time = timer.is_alive()
+        timer.cancel()
+        program.kill()
+        program.wait()
+    if not in_time:
+        raise DemoError(f"{path} did not end within {PROGRAM_SECONDS} seconds")
+    if program.returncode:
+        raise DemoError(f"{path} ended with exit code {program.returncode}")
     time.sleep(0.2)  # the record is written when the stream has ended
     for line in server.lines[first:]:
         print(f"   server: {shortened(line)}", flush=True)
@@ -131,8 +179,10 @@ def demonstrate() -> None:
         heading(f'{EXAMPLE}: "{QUESTION}"')
         run_program(EXAMPLE, [QUESTION], server, environment)
         for path in sorted(SAMPLES.glob("*.py")):
-            heading(f"{path}, unmodified (so at OpenAI's temperature of 1, hot for a model this small)")
-            run_program(path, [], server, environment)
+            heading(
+                f"{path}, unmodified (so at OpenAI's temperature of 1, hot for a model this small); its first lines"
+            )
+            run_program(path, [], server, environment, whole=False)
     heading("The server has stopped. Three commands to try next")
     print("   .venv/bin/ultrafast chat       a conversation in this terminal")
     print("   .venv/bin/ultrafast doctor     what this CPU allows, and how close to it we are")

@@ -52,9 +52,14 @@ def test_it_streams_an_answer_runs_the_samples_and_stops_its_server(project: Pat
     samples = project.parent / "shared" / "samples"
     samples.mkdir(parents=True)
     shutil.copy(ROOT / "examples" / "conversation.py", samples)
+    (samples / "long.py").write_text("for number in range(1000): print('line', number)\n", encoding="utf-8")
+    (samples / "wide.py").write_text("print('x' * 5000)\n", encoding="utf-8")
     process = start(project)
     shown, _ = process.communicate(timeout=240)
     assert process.returncode == 0, shown
+    assert "line 5\n   ... 994 more lines, 8,847 characters, not shown\n" in shown
+    assert "line 6" not in shown
+    assert "x\n   ... 1 more line, 4,520 characters, not shown\n" in shown
     assert "tokens/s, by the server's own record]" in shown
     assert "conversation.py, unmodified" in shown
     assert shown.count("server: tier default: prompt=") == 1 + 3

@@ -50,4 +50,5 @@ def test_the_page_fits_a_terminal_and_names_each_finding(ultrafast: Ultrafast) -
         "Measured",
     ):
         assert name in names
+    assert "iB" not in done.stdout, "sizes are decimal, as everywhere else"
     assert f"{best}: forced by ULTRAFAST_INSTRUCTION_SET" in done.stdout
