@@ -14,6 +14,8 @@ namespace ultrafast {
 template <class T>
 using InputArray = nanobind::ndarray<const T, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
 template <class T>
+using InputCube = nanobind::ndarray<const T, nanobind::ndim<3>, nanobind::c_contig, nanobind::device::cpu>;
+template <class T>
 using InputMatrix = nanobind::ndarray<const T, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
 template <class T>
 using OutputArray = nanobind::ndarray<nanobind::numpy, T, nanobind::c_contig>;

@@ -2,6 +2,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "bindings.h"
@@ -115,6 +116,57 @@ OutputArray<float> silu_multiply(const std::string& set, const InputArray<float>
   return owned_array(values, {values.size()});
 }
 
+// Queries [rows][heads][size] at positions first, first + 1, ... over keys and values [positions][size], in blocks.
+OutputArray<float> attention(const std::string& set, const InputCube<float>& query, const InputMatrix<float>& keys,
+                             const InputMatrix<float>& values, std::int32_t window, float scale) {
+  const KernelTable& kernels = kernels_for(set);
+  const auto rows = static_cast<std::int32_t>(query.shape(0));
+  const auto heads = static_cast<std::int32_t>(query.shape(1));
+  const auto size = static_cast<std::int32_t>(query.shape(2));
+  const auto positions = static_cast<std::int32_t>(keys.shape(0));
+  if (rows * heads > kTileQueries) throw nb::value_error("too many queries");
+  if (rows > positions || keys.shape(1) != query.shape(2) || values.shape(0) != keys.shape(0) ||
+      values.shape(1) != keys.shape(1)) {
+    throw nb::value_error("shapes do not fit");
+  }
+  const std::int32_t padded_size = (size + 15) / 16 * 16;
+  const std::int32_t block_count = (positions + kCacheBlock - 1) / kCacheBlock;
+  const std::int64_t block = std::int64_t{kCacheBlock} * padded_size;
+  std::vector<std::uint16_t> storage(static_cast<std::size_t>(2 * block * block_count));
+  std::vector<const std::uint16_t*> key_blocks;
+  std::vector<const std::uint16_t*> value_blocks;
+  for (std::int32_t b = block_count - 1; b >= 0; --b) {  // stored backwards: only the position counts
+    key_blocks.insert(key_blocks.begin(), storage.data() + 2 * block * (block_count - 1 - b));
+    value_blocks.insert(value_blocks.begin(), key_blocks.front() + block);
+  }
+  for (std::int32_t p = 0; p < positions; ++p) {
+    const auto b = static_cast<std::size_t>(p / kCacheBlock);
+    kernels.store_key_value(keys.data() + std::int64_t{p} * size, values.data() + std::int64_t{p} * size, size,
+                            padded_size, p % kCacheBlock, const_cast<std::uint16_t*>(key_blocks[b]),
+                            const_cast<std::uint16_t*>(value_blocks[b]));
+  }
+  std::vector<float> padded_query(static_cast<std::size_t>(rows * heads * padded_size));
+  for (std::int32_t q = 0; q < rows * heads; ++q) {
+    std::copy_n(query.data() + q * size, size, padded_query.data() + q * padded_size);
+  }
+  std::vector<float> scratch(static_cast<std::size_t>(attention_scratch(rows * heads, padded_size)));
+  std::vector<float> output(static_cast<std::size_t>(rows * heads * size));
+  kernels.attention({.query = padded_query.data(),
+                     .rows = rows,
+                     .head_count = heads,
+                     .padded_head_size = padded_size,
+                     .head_size = size,
+                     .key_blocks = key_blocks.data(),
+                     .value_blocks = value_blocks.data(),
+                     .first_position = positions - rows,
+                     .window = window,
+                     .scale = scale,
+                     .scratch = scratch.data(),
+                     .output = output.data(),
+                     .output_stride = std::int64_t{heads} * size});
+  return owned_array(output, {query.shape(0), query.shape(1), query.shape(2)});
+}
+
 OutputArray<float> gumbel(const std::string& set, std::uint64_t seed, std::uint32_t choice, std::uint32_t output_index,
                           std::int32_t count, const std::vector<std::int32_t>& ids) {
   const std::int32_t n = ids.empty() ? count : static_cast<std::int32_t>(ids.size());
@@ -152,6 +204,7 @@ void register_kernels(nb::module_& module) {
   module.def(
       "log", [](const std::string& set, float x) { return kernels_for(set).log(x); }, "instruction_set"_a, "x"_a);
   module.def("silu_multiply", &silu_multiply, "instruction_set"_a, "gate"_a, "up"_a);
+  module.def("attention", &attention, "instruction_set"_a, "query"_a, "keys"_a, "values"_a, "window"_a, "scale"_a);
   module.def("gumbel", &gumbel, "instruction_set"_a, "seed"_a, "choice"_a, "output_index"_a, "count"_a, "ids"_a);
   module.def("half_to_float", &half_to_float, "instruction_set"_a, "x"_a);
   module.def("arg_max", &arg_max, "instruction_set"_a, "x"_a);

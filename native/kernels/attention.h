@@ -1,5 +1,8 @@
 // Attention over float16 keys and values: online softmax over fixed chunks of 128 absolute positions, merged left to
 // right (exactness rule 6). Order follows position; where a key is stored never matters. Multiply-add is fused here.
+//
+// A call takes a tile of queries: a few neighbouring rows times the heads that share one key head. Each query sees its
+// own keys only, and its sums run over them in ascending position whatever else is in the tile.
 #pragma once
 
 #include "elementwise.h"
@@ -7,7 +10,6 @@
 
 namespace ultrafast::ULTRAFAST_ISA {
 
-constexpr int kKeysAtOnce = 16;
 constexpr float kLowest = -3.4028234663852886e38f;
 
 static void store_key_value(const float* key, const float* value, std::int32_t head_size, std::int32_t padded_head_size,
@@ -23,167 +25,364 @@ static void store_key_value(const float* key, const float* value, std::int32_t h
   }
 }
 
-// scores[h][0, 16) = scale × q·k of sixteen keys that lie side by side in a block, for heads that share them. Virtual
-// lane l sums dimensions l, l + 16, ...; the fold is fold_sum's tree: (l, l + 8), (l, l + 4), then ((0, 2), (1, 3)).
-template <int kHeads>
-ULTRAFAST_INLINE void score_keys(const AttentionArguments& a, const std::uint16_t* keys, float* scores) {
-  constexpr int kVectors = kKeysAtOnce / kLanes;
-  F32 folded[8][kHeads][kVectors];
-  for (int lane = 0; lane < 8; ++lane) {
-    F32 sums[2][kHeads][kVectors];
-    for (int half = 0; half < 2; ++half)
-      for (int h = 0; h < kHeads; ++h)
-        for (int v = 0; v < kVectors; ++v) sums[half][h][v] = zero();
-    for (int start = 0; start < a.padded_head_size; start += 16) {
-      for (int half = 0; half < 2; ++half) {
-        const int d = start + lane + 8 * half;
-        F32 key[kVectors];
-        for (int v = 0; v < kVectors; ++v) key[v] = load_half(keys + d * kCacheBlock + v * kLanes);
-        for (int h = 0; h < kHeads; ++h) {
-          const F32 query = set1(a.query[h * a.padded_head_size + d]);
-          for (int v = 0; v < kVectors; ++v) sums[half][h][v] = fused(query, key[v], sums[half][h][v]);
-        }
-      }
-    }
-    for (int h = 0; h < kHeads; ++h)
-      for (int v = 0; v < kVectors; ++v) folded[lane][h][v] = add(sums[0][h][v], sums[1][h][v]);
-  }
-  for (int h = 0; h < kHeads; ++h) {
-    for (int v = 0; v < kVectors; ++v) {
-      F32 t[4];
-      for (int i = 0; i < 4; ++i) t[i] = add(folded[i][h][v], folded[i + 4][h][v]);
-      const F32 dot = add(add(t[0], t[2]), add(t[1], t[3]));
-      store(scores + h * kChunk + v * kLanes, mul(dot, set1(a.scale)));
-    }
-  }
-}
+ULTRAFAST_INLINE F32 load_any(const std::uint16_t* p) { return load_half(p); }
+ULTRAFAST_INLINE F32 load_any(const float* p) { return load(p); }
 
-// Scores of one chunk's n keys; those from n up to the next sixteen become the lowest float. maxima[h]: each head's
-// largest.
-template <int kHeads>
-ULTRAFAST_INLINE void chunk_scores(const AttentionArguments& a, int first_block, int n, float* scores, float* maxima) {
-  for (int p = 0; p < n; p += kKeysAtOnce) {
-    score_keys<kHeads>(a, a.key_blocks[first_block + p / kCacheBlock] + p % kCacheBlock, scores + p);
-  }
-  for (int h = 0; h < kHeads; ++h) {
-    float* row = scores + h * kChunk;
-    for (int p = n; p % kKeysAtOnce != 0; ++p) row[p] = kLowest;
-    F32 largest = set1(kLowest);
-    for (int p = 0; p < n; p += kLanes) largest = max(largest, load(row + p));
-    alignas(32) float lanes[kLanes];
-    store(lanes, largest);
-    maxima[h] = kLowest;
-    for (float lane : lanes) maxima[h] = lane > maxima[h] ? lane : maxima[h];
-  }
-}
+// What one query sees of a chunk: positions [begin, end) of it.
+struct Seen {
+  std::int32_t begin;
+  std::int32_t end;
+  std::int32_t tile_begin() const { return begin / kKeyTile * kKeyTile; }
+  std::int32_t tile_end() const { return (end + kKeyTile - 1) / kKeyTile * kKeyTile; }
+};
 
-// scores become weights exp(score − maximum); returns their sum in 16 lanes by position mod 16.
-static float chunk_weights(float* scores, float maximum, int n) {
-  F32 sums[kVirtualVectors];
-  for (F32& sum : sums) sum = zero();
-  for (int p = 0; p < n; p += kLanes) {
-    const F32 weight = exponential(sub(load(scores + p), set1(maximum)));  // unseen lanes: exp of very little is 0
-    store(scores + p, weight);
-    F32& sum = sums[p / kLanes % kVirtualVectors];
-    sum = add(sum, weight);
-  }
-  alignas(64) float lanes[kVirtualLanes];
-  for (int v = 0; v < kVirtualVectors; ++v) store(lanes + v * kLanes, sums[v]);
-  return fold_sum(lanes);
-}
-
-// sums[h][d..] = Σ weight × value over the chunk, ascending position, for kVectors vectors of kHeads heads.
-template <int kHeads, int kVectors>
-ULTRAFAST_INLINE void value_tile(const AttentionArguments& a, const float* weights, int first_block, int n, int d,
-                                 float* sums) {
-  F32 acc[kHeads][kVectors];
-  for (int h = 0; h < kHeads; ++h)
-    for (int v = 0; v < kVectors; ++v) acc[h][v] = zero();
-  for (int start = 0; start < n; start += kCacheBlock) {
-    const std::uint16_t* value = a.value_blocks[first_block + start / kCacheBlock] + d;
-    const int end = n - start < kCacheBlock ? n : start + kCacheBlock;
-    for (int p = start; p < end; ++p, value += a.padded_head_size) {
-      F32 weight[kHeads];
-      for (int h = 0; h < kHeads; ++h) weight[h] = set1(weights[h * kChunk + p]);
-      for (int v = 0; v < kVectors; ++v) {
-        const F32 part = load_half(value + v * kLanes);
-        for (int h = 0; h < kHeads; ++h) acc[h][v] = fused(weight[h], part, acc[h][v]);
-      }
-    }
-  }
-  for (int h = 0; h < kHeads; ++h)
-    for (int v = 0; v < kVectors; ++v) store(sums + h * a.padded_head_size + d + v * kLanes, acc[h][v]);
-}
-
-// One head leaves registers for a wide tile, several for a narrower one.
-template <int kHeads>
-ULTRAFAST_INLINE void chunk_values(const AttentionArguments& a, const float* weights, int first_block, int n,
-                                   float* sums) {
-  constexpr int kWide = kHeads == 1 ? 8 : 4;
-  int d = 0;
-  for (; d + kWide * kLanes <= a.padded_head_size; d += kWide * kLanes) {
-    value_tile<kHeads, kWide>(a, weights, first_block, n, d, sums);
-  }
-  for (; d < a.padded_head_size; d += 2 * kLanes) value_tile<kHeads, 2>(a, weights, first_block, n, d, sums);
-}
-
+// A query's state between chunks.
 struct Running {
   float maximum;
   float weight;
 };
 
-// Merges one chunk's (maximum, weight, sums) into what earlier positions gave.
-static void merge_chunk(Running& running, float maximum, float weight, const float* sums, float* output, int size) {
-  const bool rises = maximum > running.maximum;
-  const float old_factor = rises ? scalar_exponential(running.maximum - maximum) : 1.0f;
-  const float new_factor = rises ? 1.0f : scalar_exponential(maximum - running.maximum);
-  running.weight = running.weight * old_factor + weight * new_factor;
-  running.maximum = rises ? maximum : running.maximum;
-  for (int d = 0; d < size; ++d) output[d] = output[d] * old_factor + sums[d] * new_factor;
-}
+// Views into the caller's scratch; q counts queries of the tile.
+struct TileScratch {
+  float* weights;  // [q][kChunk] scores, then weights
+  float* sums;     // [q][padded_head_size] values of one chunk
+  float* keys;     // [padded_head_size][kKeyTile] one tile of keys as float32
+  float* values;   // [kChunk][kValueTile] one tile of values as float32
+};
 
-template <int kHeads>
-static void attention_heads(const AttentionArguments& a) {
-  float* weights = a.scratch;
-  float* sums = a.scratch + kHeads * kChunk;
-  Running running[kHeads];
-  for (int start = 0; start < a.positions; start += kChunk) {
-    const int n = a.positions - start < kChunk ? a.positions - start : kChunk;
-    const int first_block = start / kCacheBlock;
-    float maxima[kHeads];
-    float totals[kHeads];
-    chunk_scores<kHeads>(a, first_block, n, weights, maxima);
-    for (int h = 0; h < kHeads; ++h) {
-      totals[h] = chunk_weights(weights + h * kChunk, maxima[h], n);
-    }
-    chunk_values<kHeads>(a, weights, first_block, n, sums);
-    for (int h = 0; h < kHeads; ++h) {
-      float* output = a.output + h * a.head_size;
-      const float* chunk = sums + h * a.padded_head_size;
-      if (start == 0) {
-        running[h] = {maxima[h], totals[h]};
-        for (int d = 0; d < a.head_size; ++d) output[d] = chunk[d];
-      } else {
-        merge_chunk(running[h], maxima[h], totals[h], chunk, output, a.head_size);
+// scores[q][0, kVectors × 8) = scale × q·k of keys side by side; dimensions ascending, one chain.
+template <int kQueries, int kVectors, class Key>
+ULTRAFAST_INLINE void score_tile(const AttentionArguments& a, const float* query, const Key* keys, int stride,
+                                 float* scores) {
+  F32 sums[kQueries][kVectors];
+  for (int q = 0; q < kQueries; ++q)
+    for (int v = 0; v < kVectors; ++v) sums[q][v] = zero();
+  for (int d = 0; d < a.padded_head_size; ++d, keys += stride) {
+    if constexpr (kVectors > kQueries) {
+      F32 part[kQueries];
+      for (int q = 0; q < kQueries; ++q) part[q] = set1(query[q * a.padded_head_size + d]);
+      for (int v = 0; v < kVectors; ++v) {
+        const F32 key = load_any(keys + v * kLanes);
+        for (int q = 0; q < kQueries; ++q) sums[q][v] = fused(part[q], key, sums[q][v]);
+      }
+    } else {
+      F32 key[kVectors];
+      for (int v = 0; v < kVectors; ++v) key[v] = load_any(keys + v * kLanes);
+      for (int q = 0; q < kQueries; ++q) {
+        const F32 part = set1(query[q * a.padded_head_size + d]);
+        for (int v = 0; v < kVectors; ++v) sums[q][v] = fused(part, key[v], sums[q][v]);
       }
     }
   }
-  for (int h = 0; h < kHeads; ++h)
-    for (int d = 0; d < a.head_size; ++d) a.output[h * a.head_size + d] /= running[h].weight;
+  for (int q = 0; q < kQueries; ++q)
+    for (int v = 0; v < kVectors; ++v) store(scores + q * kChunk + v * kLanes, mul(sums[q][v], set1(a.scale)));
+}
+
+// sums[q][0, kVectors × 8) += Σ weight × value over positions [begin, end), ascending. value: position `begin`'s.
+template <int kQueries, int kVectors, class Value>
+ULTRAFAST_INLINE void value_tile(const float* weights, const Value* value, std::int64_t stride, int begin, int end,
+                                 float* sums, int sums_stride) {
+  F32 acc[kQueries][kVectors];
+  for (int q = 0; q < kQueries; ++q)
+    for (int v = 0; v < kVectors; ++v) acc[q][v] = load(sums + q * sums_stride + v * kLanes);
+  for (int p = begin; p < end; ++p, value += stride) {
+    F32 part[kVectors];
+    for (int v = 0; v < kVectors; ++v) part[v] = load_any(value + v * kLanes);
+    for (int q = 0; q < kQueries; ++q) {
+      const F32 weight = set1(weights[q * kChunk + p]);
+      for (int v = 0; v < kVectors; ++v) acc[q][v] = fused(weight, part[v], acc[q][v]);
+    }
+  }
+  for (int q = 0; q < kQueries; ++q)
+    for (int v = 0; v < kVectors; ++v) store(sums + q * sums_stride + v * kLanes, acc[q][v]);
+}
+
+// Calls body.template operator()<n>(first) for groups of n queries that cover [0, count).
+template <class Body>
+ULTRAFAST_INLINE void in_groups(int count, const Body& body) {
+  int q = 0;
+  for (; q + 6 <= count; q += 6) body.template run<6>(q);
+  switch (count - q) {
+    case 5:
+      body.template run<3>(q);
+      body.template run<2>(q + 3);
+      break;
+    case 4:
+      body.template run<4>(q);
+      break;
+    case 3:
+      body.template run<3>(q);
+      break;
+    case 2:
+      body.template run<2>(q);
+      break;
+    case 1:
+      body.template run<1>(q);
+      break;
+    default:
+      break;
+  }
+}
+
+// One chunk for queries [first, first + count) of the tile.
+struct ChunkWork {
+  const AttentionArguments& a;
+  const TileScratch& scratch;
+  const Seen* seen;  // [q]
+  int first_block;
+  int first;
+  int count;
+
+  const float* query(int q) const { return a.query + (first + q) * a.padded_head_size; }
+  float* weights(int q) const { return scratch.weights + (first + q) * kChunk; }
+  float* sums(int q) const { return scratch.sums + (first + q) * a.padded_head_size; }
+};
+
+struct DirectScores {
+  const ChunkWork& work;
+  int begin;
+  int end;
+  template <int kQueries>
+  ULTRAFAST_METHOD void run(int q) const {
+    const AttentionArguments& a = work.a;
+    int p = begin;
+    while (p < end) {
+      const std::uint16_t* keys = a.key_blocks[work.first_block + p / kCacheBlock] + p % kCacheBlock;
+      if (kQueries <= 3 && p % kCacheBlock == 0 && p + kCacheBlock <= end) {
+        score_tile<kQueries, kQueries <= 3 ? kCacheBlock / kLanes : kKeyTile / kLanes>(
+            a, work.query(q), keys, kCacheBlock, work.weights(q) + p);
+        p += kCacheBlock;
+      } else {
+        score_tile<kQueries, kKeyTile / kLanes>(a, work.query(q), keys, kCacheBlock, work.weights(q) + p);
+        p += kKeyTile;
+      }
+    }
+  }
+};
+
+struct StagedScores {
+  const ChunkWork& work;
+  int position;
+  template <int kQueries>
+  ULTRAFAST_METHOD void run(int q) const {
+    score_tile<kQueries, kKeyTile / kLanes>(work.a, work.query(q), static_cast<const float*>(work.scratch.keys),
+                                            kKeyTile, work.weights(q) + position);
+  }
+};
+
+// Values of positions that all queries of a group see go together; each query's earlier and later ones go alone.
+template <int kQueries, class Loop>
+ULTRAFAST_INLINE void split_by_sight(const Seen* seen, const Loop& loop) {
+  int begin = seen[0].begin;
+  int end = seen[0].end;
+  for (int q = 1; q < kQueries; ++q) {
+    begin = seen[q].begin > begin ? seen[q].begin : begin;
+    end = seen[q].end < end ? seen[q].end : end;
+  }
+  if (begin > end) end = begin;
+  for (int q = 0; q < kQueries; ++q) {
+    const int until = seen[q].end < begin ? seen[q].end : begin;
+    if (seen[q].begin < until) loop.template run<1>(q, seen[q].begin, until);
+  }
+  if (begin < end) loop.template run<kQueries>(0, begin, end);
+  for (int q = 0; q < kQueries; ++q) {
+    const int from = seen[q].begin > end ? seen[q].begin : end;
+    if (from < seen[q].end) loop.template run<1>(q, from, seen[q].end);
+  }
+}
+
+struct DirectValues {
+  const ChunkWork& work;
+
+  template <int kVectors>
+  struct Loop {
+    const ChunkWork& work;
+    int first;
+    int d;
+    template <int kQueries>
+    ULTRAFAST_METHOD void run(int q, int begin, int end) const {
+      const AttentionArguments& a = work.a;
+      for (int p = begin; p < end;) {
+        const int block_end = (p / kCacheBlock + 1) * kCacheBlock;
+        const int until = end < block_end ? end : block_end;
+        const std::uint16_t* value = a.value_blocks[work.first_block + p / kCacheBlock] +
+                                     static_cast<std::int64_t>(p % kCacheBlock) * a.padded_head_size + d;
+        value_tile<kQueries, kVectors>(work.weights(first + q), value, a.padded_head_size, p, until,
+                                       work.sums(first + q) + d, a.padded_head_size);
+        p = until;
+      }
+    }
+  };
+
+  template <int kQueries>
+  ULTRAFAST_METHOD void run(int q) const {
+    constexpr int kWide = kQueries <= 3 ? 4 : 2;
+    int d = 0;
+    for (; d + kWide * kLanes <= work.a.padded_head_size; d += kWide * kLanes) {
+      split_by_sight<kQueries>(work.seen + work.first + q, Loop<kWide>{work, q, d});
+    }
+    for (; d < work.a.padded_head_size; d += 2 * kLanes) {
+      split_by_sight<kQueries>(work.seen + work.first + q, Loop<2>{work, q, d});
+    }
+  }
+};
+
+struct StagedValues {
+  const ChunkWork& work;
+  int d;
+
+  struct Loop {
+    const ChunkWork& work;
+    int first;
+    int d;
+    template <int kQueries>
+    ULTRAFAST_METHOD void run(int q, int begin, int end) const {
+      value_tile<kQueries, kValueTile / kLanes>(
+          work.weights(first + q), static_cast<const float*>(work.scratch.values) + begin * kValueTile, kValueTile,
+          begin, end, work.sums(first + q) + d, work.a.padded_head_size);
+    }
+  };
+
+  template <int kQueries>
+  ULTRAFAST_METHOD void run(int q) const {
+    split_by_sight<kQueries>(work.seen + work.first + q, Loop{work, q, d});
+  }
+};
+
+// A chunk's positions that any query of the work sees, in whole key tiles.
+static Seen range_of(const ChunkWork& work) {
+  Seen all = work.seen[work.first];
+  for (int q = 1; q < work.count; ++q) {
+    const Seen& one = work.seen[work.first + q];
+    all.begin = one.begin < all.begin ? one.begin : all.begin;
+    all.end = one.end > all.end ? one.end : all.end;
+  }
+  return all;
+}
+
+// Above this many queries keys and values are turned into float32 once for all of them.
+constexpr int kDirectQueries = 6;
+
+static void chunk_scores(const ChunkWork& work) {
+  const Seen all = range_of(work);
+  if (work.count <= kDirectQueries) {
+    in_groups(work.count, DirectScores{work, all.tile_begin(), all.tile_end()});
+    return;
+  }
+  for (int p = all.tile_begin(); p < all.end; p += kKeyTile) {
+    const std::uint16_t* keys = work.a.key_blocks[work.first_block + p / kCacheBlock] + p % kCacheBlock;
+    for (int d = 0; d < work.a.padded_head_size; ++d)
+      for (int i = 0; i < kKeyTile; i += kLanes)
+        store(work.scratch.keys + d * kKeyTile + i, load_half(keys + d * kCacheBlock + i));
+    in_groups(work.count, StagedScores{work, p});
+  }
+}
+
+static void chunk_values(const ChunkWork& work) {
+  const int size = work.a.padded_head_size;
+  for (int i = 0; i < work.count * size; i += kLanes) store(work.sums(0) + i, zero());
+  if (work.count <= kDirectQueries) {
+    in_groups(work.count, DirectValues{work});
+    return;
+  }
+  const Seen all = range_of(work);
+  for (int d = 0; d < size; d += kValueTile) {
+    for (int p = all.begin; p < all.end; ++p) {
+      const std::uint16_t* value = work.a.value_blocks[work.first_block + p / kCacheBlock] +
+                                   static_cast<std::int64_t>(p % kCacheBlock) * size + d;
+      for (int i = 0; i < kValueTile; i += kLanes)
+        store(work.scratch.values + p * kValueTile + i, load_half(value + i));
+    }
+    in_groups(work.count, StagedValues{work, d});
+  }
+}
+
+// scores become weights exp(score − maximum). Returns the maximum, and the sum of weights in 16 lanes by position.
+static Running chunk_weights(float* scores, const Seen& seen) {
+  const int begin = seen.tile_begin();
+  const int end = seen.tile_end();
+  for (int p = begin; p < seen.begin; ++p) scores[p] = kLowest;
+  for (int p = seen.end; p < end; ++p) scores[p] = kLowest;
+  F32 largest = set1(kLowest);
+  for (int p = begin; p < end; p += kLanes) largest = max(largest, load(scores + p));
+  alignas(64) float lanes[kVirtualLanes];
+  store(lanes, largest);
+  float maximum = kLowest;
+  for (int i = 0; i < kLanes; ++i) maximum = lanes[i] > maximum ? lanes[i] : maximum;
+  F32 sums[kVirtualVectors];
+  for (F32& sum : sums) sum = zero();
+  for (int p = begin; p < end; p += kLanes) {
+    const F32 weight = exponential(sub(load(scores + p), set1(maximum)));  // unseen: exp of very little is 0
+    store(scores + p, weight);
+    F32& sum = sums[p / kLanes % kVirtualVectors];
+    sum = add(sum, weight);
+  }
+  for (int v = 0; v < kVirtualVectors; ++v) store(lanes + v * kLanes, sums[v]);
+  return {maximum, fold_sum(lanes)};
+}
+
+// Merges one chunk's (maximum, weight, sums) into what earlier positions gave.
+static void merge_chunk(Running& running, const Running& chunk, const float* sums, float* output, int size) {
+  const bool rises = chunk.maximum > running.maximum;
+  const float old_factor = rises ? scalar_exponential(running.maximum - chunk.maximum) : 1.0f;
+  const float new_factor = rises ? 1.0f : scalar_exponential(chunk.maximum - running.maximum);
+  running.weight = running.weight * old_factor + chunk.weight * new_factor;
+  running.maximum = rises ? chunk.maximum : running.maximum;
+  for (int d = 0; d < size; ++d) output[d] = output[d] * old_factor + sums[d] * new_factor;
+}
+
+// First position that a row of the tile sees.
+ULTRAFAST_INLINE int first_seen(const AttentionArguments& a, int row) {
+  const int begin = a.first_position + row + 1 - a.window;
+  return a.window > 0 && begin > 0 ? begin : 0;
+}
+
+// One chunk that starts at position `start`, for the rows that see any of it: neighbours, since rows see ascending
+// positions.
+static void attention_chunk(const AttentionArguments& a, const TileScratch& scratch, int start, Running* running) {
+  Seen seen[kTileQueries];
+  const int begin_row = start > a.first_position ? start - a.first_position : 0;
+  int end_row = begin_row;
+  for (; end_row < a.rows && first_seen(a, end_row) < start + kChunk; ++end_row) {
+    const int begin = first_seen(a, end_row) - start;
+    const int end = a.first_position + end_row + 1 - start;
+    for (int h = 0; h < a.head_count; ++h) {
+      seen[end_row * a.head_count + h] = {begin > 0 ? begin : 0, end < kChunk ? end : kChunk};
+    }
+  }
+  const ChunkWork work{
+      a, scratch, seen, start / kCacheBlock, begin_row * a.head_count, (end_row - begin_row) * a.head_count};
+  Running chunk[kTileQueries];
+  chunk_scores(work);
+  for (int q = 0; q < work.count; ++q) chunk[q] = chunk_weights(work.weights(q), seen[work.first + q]);
+  chunk_values(work);
+  for (int q = 0; q < work.count; ++q) {
+    const int index = work.first + q;
+    const int row = index / a.head_count;
+    float* output = a.output + row * a.output_stride + index % a.head_count * a.head_size;
+    if (first_seen(a, row) >= start) {
+      running[index] = chunk[q];
+      for (int d = 0; d < a.head_size; ++d) output[d] = work.sums(q)[d];
+    } else {
+      merge_chunk(running[index], chunk[q], work.sums(q), output, a.head_size);
+    }
+  }
 }
 
 static void attention(const AttentionArguments& a) {
-  AttentionArguments part = a;
-  while (part.head_count > 0) {
-    const int heads = part.head_count >= 3 ? 3 : 1;
-    if (heads == 3) {
-      attention_heads<3>(part);
-    } else {
-      attention_heads<1>(part);
-    }
-    part.head_count -= heads;
-    part.query += heads * part.padded_head_size;
-    part.output += heads * part.head_size;
+  const int queries = a.rows * a.head_count;
+  TileScratch scratch;
+  scratch.weights = a.scratch;
+  scratch.sums = scratch.weights + queries * kChunk;
+  scratch.keys = scratch.sums + queries * a.padded_head_size;
+  scratch.values = scratch.keys + kKeyTile * a.padded_head_size;
+  Running running[kTileQueries];
+  for (int start = first_seen(a, 0) / kChunk * kChunk; start < a.first_position + a.rows; start += kChunk) {
+    attention_chunk(a, scratch, start, running);
+  }
+  for (int q = 0; q < queries; ++q) {
+    float* output = a.output + q / a.head_count * a.output_stride + q % a.head_count * a.head_size;
+    for (int d = 0; d < a.head_size; ++d) output[d] /= running[q].weight;
   }
 }
 

@@ -73,20 +73,31 @@ struct LinearArguments {
   Epilogue epilogue;
 };
 
-// Attention of `head_count` query heads that share one key head, for one row.
+constexpr int kTileQueries = 32;  // most queries (rows × heads) of one attention call
+constexpr int kKeyTile = 16;      // keys per tile of scores; a chunk's scores are padded to whole tiles
+constexpr int kValueTile = 16;    // dimensions per tile of values
+
+// Attention of `head_count` query heads that share one key head, for `rows` rows at consecutive positions of one line.
 // Keys: blocks of [padded head size][32 tokens] float16; values: blocks of [32 tokens][padded head size] float16.
 struct AttentionArguments {
-  const float* query;  // [head_count][padded_head_size], rotated
+  const float* query;  // [rows][head_count][padded_head_size], rotated; rows × head_count <= kTileQueries
+  std::int32_t rows;
   std::int32_t head_count;
   std::int32_t padded_head_size;  // a multiple of 16; the padding is zero
   std::int32_t head_size;
-  const std::uint16_t* const* key_blocks;    // [ceil(positions / 32)]
-  const std::uint16_t* const* value_blocks;  // [ceil(positions / 32)]
-  std::int32_t positions;                    // keys seen by this row, its own included
+  const std::uint16_t* const* key_blocks;    // by position / 32
+  const std::uint16_t* const* value_blocks;  // by position / 32
+  std::int32_t first_position;               // of the first row; a row sees keys up to its own position
+  std::int32_t window;                       // and only so many of the latest; 0: all
   float scale;
-  float* scratch;  // [head_count × (kChunk + padded_head_size)]
-  float* output;   // [head_count][head_size]
+  float* scratch;  // attention_scratch(queries, padded head size) floats
+  float* output;   // row r's heads at output + r × output_stride, [head_count][head_size]
+  std::int64_t output_stride;
 };
+
+static constexpr std::int64_t attention_scratch(std::int64_t queries, std::int64_t padded_head_size) {
+  return queries * (kChunk + padded_head_size) + kKeyTile * padded_head_size + kChunk * kValueTile;
+}
 
 // What makes a Gumbel value: g is a pure function of these and the token.
 struct NoiseKey {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #define ULTRAFAST_INLINE __attribute__((always_inline)) static inline
+#define ULTRAFAST_METHOD __attribute__((always_inline)) inline
 
 namespace ultrafast::ULTRAFAST_ISA {
 

@@ -251,11 +251,11 @@ void Model::finish() {
 
   const std::int64_t width = widest_input();
   shared_activations_ = ActivationRoom(shape_.max_rows, width);
-  const std::int64_t group = shape_.head_count / shape_.kv_head_count;
   const std::int64_t head = cache_.padded_head_size();
   const std::int64_t blocks = (shape_.context + kCacheBlock - 1) / kCacheBlock;
-  const std::int64_t scratch_bytes = 4 * (group * (kChunk + 2 * head)) + 4 * 2 * kSweepRows * kUnitRows +
-                                     2 * sizeof(void*) * blocks + 4 * kCacheBlock * head * blocks + 4096;
+  const std::int64_t scratch_bytes = 4 * (attention_scratch(kTileQueries, head) + kTileQueries * head) +
+                                     4 * 2 * kSweepRows * kUnitRows + 2 * sizeof(void*) * blocks +
+                                     4 * kCacheBlock * head * blocks + 4096;
   for (std::size_t m = 0; m < members; ++m) {
     own_activations_.emplace_back(kOwnRows, width);
     scratch_.emplace_back(static_cast<std::size_t>(scratch_bytes));

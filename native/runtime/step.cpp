@@ -35,6 +35,7 @@ StepOutput Model::step(const StepInput& input) {
 StepRun::StepRun(Model& model, const StepInput& input) : model_(model), input_(input), failed_(input.tokens.size()) {
   check(input);
   plan_rows(input);
+  plan_tiles();
   const auto words = static_cast<std::size_t>(model.shape_.vocabulary_size);
   std::int32_t logits = 0;
   std::int32_t hidden = 0;
@@ -111,7 +112,6 @@ void StepRun::plan_rows(const StepInput& input) {
 
 StepRun::Scratch StepRun::scratch_of(int member) const {
   const Shape& shape = model_.shape_;
-  const std::int64_t group = shape.head_count / shape.kv_head_count;
   const std::int64_t head = model_.cache_.padded_head_size();
   const std::int64_t blocks = (shape.context + kCacheBlock - 1) / kCacheBlock;
   std::uint8_t* next = model_.scratch_[static_cast<std::size_t>(member)].data();
@@ -121,8 +121,8 @@ StepRun::Scratch StepRun::scratch_of(int member) const {
     return taken;
   };
   Scratch scratch;
-  scratch.attention = reinterpret_cast<float*>(take(4 * group * (kChunk + head)));
-  scratch.query = reinterpret_cast<float*>(take(4 * group * head));
+  scratch.attention = reinterpret_cast<float*>(take(4 * attention_scratch(kTileQueries, head)));
+  scratch.query = reinterpret_cast<float*>(take(4 * kTileQueries * head));
   scratch.gate = reinterpret_cast<float*>(take(4 * kSweepRows * kUnitRows));
   scratch.up = reinterpret_cast<float*>(take(4 * kSweepRows * kUnitRows));
   scratch.key_blocks = reinterpret_cast<const std::uint16_t**>(take(static_cast<std::int64_t>(sizeof(void*)) * blocks));

@@ -25,10 +25,16 @@ class StepRun {
     std::vector<std::int32_t> path;  // off the line: entries of positions base, base + 1, ..., its own
   };
 
+  // Rows that attend together: neighbours on one line, or a row off it.
+  struct Tile {
+    std::int32_t first;
+    std::int32_t count;
+  };
+
   // Views into one member's scratch memory.
   struct Scratch {
-    float* attention;  // [group × (kChunk + padded head)]
-    float* query;      // [group × padded head]
+    float* attention;  // attention_scratch(kTileQueries, padded head)
+    float* query;      // [kTileQueries][padded head]
     float* gate;       // [kSweepRows × kUnitRows]
     float* up;
     const std::uint16_t** key_blocks;
@@ -49,7 +55,8 @@ class StepRun {
   void gated(const Model::Operation& operation, int member);
   void attention(const Model::Operation& operation, int member);
   void store_keys(const Model::Operation& operation, std::int32_t row, std::int32_t kv_head);
-  void attend(const Model::Operation& operation, std::int32_t row, std::int32_t first_head, std::int32_t head_count,
+  void plan_tiles();
+  void attend(const Model::Operation& operation, const Tile& tile, std::int32_t first_head, std::int32_t head_count,
               const Scratch& scratch);
   void gather(const Row& row, std::int32_t layer, std::int32_t kv_head, const Scratch& scratch);
   void output(const Model::Operation& operation, int member);
@@ -61,6 +68,8 @@ class StepRun {
   Model& model_;
   const StepInput& input_;
   std::vector<Row> rows_;
+  std::vector<Tile> tiles_;
+  std::int32_t tile_heads_ = 1;             // query heads of one attention task, of those that share keys
   std::vector<std::int32_t> all_;           // 0, 1, ..., rows − 1
   std::vector<std::int32_t> wanted_;        // rows that want something
   std::vector<std::int32_t> logits_index_;  // per wanted row, where its logits go, or −1

@@ -1,11 +1,20 @@
 // The attention operation of a step: rotate, store keys and values, then every row attends to its own path.
 #include <algorithm>
-#include <cstring>
 
 #include "checks.h"
 #include "step.h"
 
 namespace ultrafast {
+
+namespace {
+
+std::int32_t largest_divisor(std::int32_t n, std::int32_t limit) {
+  std::int32_t divisor = std::min(n, limit);
+  while (n % divisor != 0) --divisor;
+  return divisor;
+}
+
+}  // namespace
 
 void StepRun::attention(const Model::Operation& operation, int member) {
   const Shape& shape = model_.shape_;
@@ -17,17 +26,44 @@ void StepRun::attention(const Model::Operation& operation, int member) {
                static_cast<std::int32_t>(task % shape.kv_head_count));
   }
   model_.team_.barrier();
-  // Heads that share keys go together where there is enough to share out, else one by one. Later rows see more keys:
-  // dealing them out in turn keeps the members level.
-  const std::int32_t group = shape.head_count / shape.kv_head_count;
-  const std::int32_t together = pairs >= 4 * members ? group : 1;
-  const std::int64_t tasks_per_row = shape.head_count / together;
+  // Later rows see more keys: dealing them out in turn keeps the members level.
+  const std::int32_t heads = tile_heads_;
+  const std::int64_t shares = shape.head_count / heads;
   const Scratch scratch = scratch_of(member);
-  for (std::int64_t task = member; task < rows * tasks_per_row; task += members) {
-    attend(operation, static_cast<std::int32_t>(task / tasks_per_row),
-           static_cast<std::int32_t>(task % tasks_per_row) * together, together, scratch);
+  const auto tasks = static_cast<std::int64_t>(tiles_.size()) * shares;
+  for (std::int64_t task = member; task < tasks; task += members) {
+    attend(operation, tiles_[static_cast<std::size_t>(task / shares)], static_cast<std::int32_t>(task % shares) * heads,
+           heads, scratch);
   }
   model_.team_.barrier();
+}
+
+// Cuts the rows into tiles as tall as they can be while every member still gets an equal share.
+void StepRun::plan_tiles() {
+  const Shape& shape = model_.shape_;
+  const std::int32_t members = model_.team_.members();
+  const std::int32_t group = shape.head_count / shape.kv_head_count;
+  tile_heads_ = largest_divisor(group, kTileQueries);
+  const auto rows = static_cast<std::int32_t>(rows_.size());
+  const std::int32_t shares = shape.head_count / tile_heads_;
+  std::int32_t height = std::min(rows, kTileQueries / tile_heads_);
+  const auto level = [&](std::int32_t tall) {
+    const std::int32_t tasks = (rows + tall - 1) / tall * shares;
+    return tasks >= 8 * members || (rows % tall == 0 && tasks % members == 0);
+  };
+  while (height > 1 && !level(height)) --height;
+  if (!level(height)) tile_heads_ = 1;
+  for (std::int32_t i = 0; i < rows; ++i) {
+    const Row& row = rows_[static_cast<std::size_t>(i)];
+    const bool joins = !tiles_.empty() && tiles_.back().count < height && row.on_line && i > 0 &&
+                       rows_[static_cast<std::size_t>(i - 1)].sequence == row.sequence &&
+                       rows_[static_cast<std::size_t>(i - 1)].entry == row.entry - 1;
+    if (joins) {
+      ++tiles_.back().count;
+    } else {
+      tiles_.push_back({i, 1});
+    }
+  }
 }
 
 void StepRun::store_keys(const Model::Operation& operation, std::int32_t index, std::int32_t kv_head) {
@@ -51,36 +87,40 @@ void StepRun::store_keys(const Model::Operation& operation, std::int32_t index, 
                                   model_.cache_.values(block, operation.layer, kv_head));
 }
 
-void StepRun::attend(const Model::Operation& operation, std::int32_t index, std::int32_t first_head,
+void StepRun::attend(const Model::Operation& operation, const Tile& tile, std::int32_t first_head,
                      std::int32_t head_count, const Scratch& scratch) {
   const Shape& shape = model_.shape_;
-  const Row& row = rows_[static_cast<std::size_t>(index)];
+  const Row& first = rows_[static_cast<std::size_t>(tile.first)];
   const std::int32_t size = shape.head_size;
   const std::int32_t padded_size = model_.cache_.padded_head_size();
   const std::int32_t kv_head = first_head / (shape.head_count / shape.kv_head_count);
-  const std::int32_t blocks = row.position / kCacheBlock + 1;
-  for (std::int32_t b = 0; b < blocks; ++b) {
-    const std::int32_t block = row.sequence->blocks[static_cast<std::size_t>(b)];
+  for (std::int32_t b = 0; b <= (first.position + tile.count - 1) / kCacheBlock; ++b) {
+    const std::int32_t block = first.sequence->blocks[static_cast<std::size_t>(b)];
     scratch.key_blocks[b] = model_.cache_.keys(block, operation.layer, kv_head);
     scratch.value_blocks[b] = model_.cache_.values(block, operation.layer, kv_head);
   }
-  if (!row.on_line) gather(row, operation.layer, kv_head, scratch);
-  const float* query = model_.buffer(operation.source).row(index) + first_head * size;
-  if (padded_size != size) {
-    std::memset(scratch.query, 0, static_cast<std::size_t>(head_count * padded_size) * sizeof(float));
-    for (std::int32_t h = 0; h < head_count; ++h) std::copy_n(query + h * size, size, scratch.query + h * padded_size);
-    query = scratch.query;
+  if (!first.on_line) gather(first, operation.layer, kv_head, scratch);
+  for (std::int32_t q = 0; q < tile.count * head_count; ++q) {
+    const float* query =
+        model_.buffer(operation.source).row(tile.first + q / head_count) + (first_head + q % head_count) * size;
+    float* to = scratch.query + q * padded_size;
+    std::copy_n(query, size, to);
+    std::fill(to + size, to + padded_size, 0.0f);
   }
-  model_.kernels_.attention({.query = query,
+  const Model::Buffer& out = model_.buffer(operation.destination);
+  model_.kernels_.attention({.query = scratch.query,
+                             .rows = tile.count,
                              .head_count = head_count,
                              .padded_head_size = padded_size,
                              .head_size = size,
                              .key_blocks = scratch.key_blocks,
                              .value_blocks = scratch.value_blocks,
-                             .positions = row.position + 1,
+                             .first_position = first.position,
+                             .window = 0,
                              .scale = shape.attention_scale,
                              .scratch = scratch.attention,
-                             .output = model_.buffer(operation.destination).row(index) + first_head * size});
+                             .output = out.row(tile.first) + first_head * size,
+                             .output_stride = out.width});
 }
 
 // A row off the line: its last blocks are copied into order of position, so that one kernel serves lines and trees.

@@ -124,6 +124,10 @@ class kernels:  # noqa: N801 - a submodule
     @staticmethod
     def silu_multiply(instruction_set: str, gate: Float32Array, up: Float32Array) -> Float32Array: ...
     @staticmethod
+    def attention(
+        instruction_set: str, query: Float32Array, keys: Float32Array, values: Float32Array, window: int, scale: float
+    ) -> Float32Array: ...
+    @staticmethod
     def gumbel(
         instruction_set: str, seed: int, choice: int, output_index: int, count: int, ids: Sequence[int]
     ) -> Float32Array: ...
