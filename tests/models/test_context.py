@@ -17,7 +17,7 @@ SHAPE = TinyShape(
 )  # fmt: skip
 KV_BYTES = 2 * 32 * 2  # a token's keys and values, float16
 ROTARY_BYTES = 2 * 16 * 4  # a position's cosines and sines, float32
-BUDGET = 64_000_000
+BUDGET = 16_000_000
 
 
 @pytest.fixture
@@ -40,6 +40,11 @@ def test_a_claimed_context_takes_no_more_than_the_budget(path: Path) -> None:
     model.close()
 
 
+def test_a_claimed_context_beyond_the_usual_must_be_asked_for(path: Path) -> None:
+    assert load_model(path, threads=1, memory_budget_bytes=10 * BUDGET).context == 1 << 17
+    assert load_model(path, threads=1, memory_budget_bytes=10 * BUDGET, context=200_000).context == 200_000
+
+
 def test_the_default_budget_is_a_share_of_the_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "available_memory_bytes", lambda: 4 * BUDGET)
     model = load_model(path, threads=1)
@@ -50,7 +55,7 @@ def test_a_context_beyond_the_budget_is_refused(path: Path) -> None:
     # What fits where only the KV cache is counted.
     wanted = BUDGET // KV_BYTES
     with pytest.raises(
-        ConfigurationError, match=r"needs 128\.0 MB of KV cache and rotary tables, the memory budget is 64\.0 MB"
+        ConfigurationError, match=r"needs 32\.0 MB of KV cache and rotary tables, the memory budget is 16\.0 MB"
     ) as caught:
         load_model(path, threads=1, context=wanted, memory_budget_bytes=BUDGET)
     assert str(caught.value).endswith("choose a smaller --context")

@@ -35,6 +35,8 @@ WANT_HIDDEN: Final = 8
 MAX_SEQUENCES: Final = 16  # that run at once
 MAX_ROWS: Final = 512  # of one step
 MAX_THREADS: Final = 256
+# Beyond it a context must be asked for: a file may claim millions, and its tables are made at load.
+MAX_DEFAULT_CONTEXT: Final = 1 << 17
 # Share of the memory still available that the context may come to take. The KV cache's is taken as it is used, that of
 # the rotary tables at once.
 CONTEXT_MEMORY_SHARE: Final = 0.25
@@ -158,7 +160,7 @@ def _cache_size(configuration: ModelConfiguration, wanted: int | None, budget_by
     affordable = budget_bytes // block_and_rotary_bytes * BLOCK_TOKENS
     if wanted is not None and not 1 <= wanted <= configuration.context_length:
         raise ConfigurationError(f"context must be 1 to {configuration.context_length}, the model's own")
-    context = wanted or min(configuration.context_length, affordable)
+    context = wanted or min(configuration.context_length, affordable, MAX_DEFAULT_CONTEXT)
     context_blocks = -(-max(context, 1) // BLOCK_TOKENS)
     if context > affordable or context < 1:
         needed_bytes = context_blocks * block_and_rotary_bytes
