@@ -30,9 +30,10 @@ OutputArray<T> owned_array(const std::vector<T>& values, std::vector<std::size_t
 }
 
 std::vector<std::string> instruction_sets();
-// Both throw ValueError.
+// All throw ValueError.
 const KernelTable& kernels_for(const std::string& instruction_set);
 WeightType weight_type(const std::string& name);
+ActivationKind activation_kind(const std::string& name);
 
 // Checks that data holds the matrix exactly. Throws ValueError.
 MatrixSource matrix_source(const std::string& type, const InputArray<std::uint8_t>& data, std::int64_t rows,

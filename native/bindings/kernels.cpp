@@ -108,17 +108,26 @@ nb::tuple exp_sum(const std::string& set, const InputArray<float>& x, float shif
   return nb::make_tuple(owned_array(values, {x.size()}), sum);
 }
 
-OutputArray<float> silu_multiply(const std::string& set, const InputArray<float>& gate, const InputArray<float>& up) {
+OutputArray<float> activate_multiply(const std::string& set, const std::string& activation,
+                                     const InputArray<float>& gate, const InputArray<float>& up) {
   if (gate.size() != up.size() || gate.size() % kUnitRows != 0)
     throw nb::value_error("sizes must be equal, whole units");
   std::vector<float> values(gate.data(), gate.data() + gate.size());
-  kernels_for(set).silu_multiply(values.data(), up.data(), static_cast<std::int64_t>(values.size()));
+  kernels_for(set).activate_multiply(activation_kind(activation), values.data(), up.data(),
+                                     static_cast<std::int64_t>(values.size()));
+  return owned_array(values, {values.size()});
+}
+
+OutputArray<float> soft_cap(const std::string& set, const InputArray<float>& x, float cap) {
+  if (x.size() % kUnitRows != 0) throw nb::value_error("x must be whole units");
+  std::vector<float> values(x.data(), x.data() + x.size());
+  kernels_for(set).soft_cap(values.data(), cap, static_cast<std::int64_t>(values.size()));
   return owned_array(values, {values.size()});
 }
 
 // Queries [rows][heads][size] at positions first, first + 1, ... over keys and values [positions][size], in blocks.
 OutputArray<float> attention(const std::string& set, const InputCube<float>& query, const InputMatrix<float>& keys,
-                             const InputMatrix<float>& values, std::int32_t window, float scale) {
+                             const InputMatrix<float>& values, std::int32_t window, float scale, float softcap) {
   const KernelTable& kernels = kernels_for(set);
   const auto rows = static_cast<std::int32_t>(query.shape(0));
   const auto heads = static_cast<std::int32_t>(query.shape(1));
@@ -161,6 +170,7 @@ OutputArray<float> attention(const std::string& set, const InputCube<float>& que
                      .first_position = positions - rows,
                      .window = window,
                      .scale = scale,
+                     .softcap = softcap,
                      .scratch = scratch.data(),
                      .output = output.data(),
                      .output_stride = std::int64_t{heads} * size});
@@ -203,8 +213,10 @@ void register_kernels(nb::module_& module) {
   module.def("exp_sum", &exp_sum, "instruction_set"_a, "x"_a, "shift"_a);
   module.def(
       "log", [](const std::string& set, float x) { return kernels_for(set).log(x); }, "instruction_set"_a, "x"_a);
-  module.def("silu_multiply", &silu_multiply, "instruction_set"_a, "gate"_a, "up"_a);
-  module.def("attention", &attention, "instruction_set"_a, "query"_a, "keys"_a, "values"_a, "window"_a, "scale"_a);
+  module.def("activate_multiply", &activate_multiply, "instruction_set"_a, "activation"_a, "gate"_a, "up"_a);
+  module.def("soft_cap", &soft_cap, "instruction_set"_a, "x"_a, "cap"_a);
+  module.def("attention", &attention, "instruction_set"_a, "query"_a, "keys"_a, "values"_a, "window"_a, "scale"_a,
+             "softcap"_a);
   module.def("gumbel", &gumbel, "instruction_set"_a, "seed"_a, "choice"_a, "output_index"_a, "count"_a, "ids"_a);
   module.def("half_to_float", &half_to_float, "instruction_set"_a, "x"_a);
   module.def("arg_max", &arg_max, "instruction_set"_a, "x"_a);

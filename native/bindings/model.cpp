@@ -19,11 +19,17 @@ MatrixSource matrix_source(const std::string& type, const InputArray<std::uint8_
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   if (rows <= 0 || columns <= 0 || rows >= kLimit || columns >= kLimit)
     throw nb::value_error("rows or columns out of range");
-  if (is_quantised(known) && columns % kBlock != 0) throw nb::value_error("columns must be whole blocks of 32");
+  if (columns % block_columns(known) != 0) throw nb::value_error("columns must be whole blocks");
   if (static_cast<std::int64_t>(data.size()) != source_bytes(known, rows, columns)) {
     throw nb::value_error("the data's size does not fit type, rows and columns");
   }
   return {known, data.data(), rows, columns, interleaved_head_size};
+}
+
+ActivationKind activation_kind(const std::string& name) {
+  if (name == "silu") return ActivationKind::kSilu;
+  if (name == "gelu") return ActivationKind::kGelu;
+  throw nb::value_error("activation must be silu or gelu");
 }
 
 namespace {
@@ -136,25 +142,20 @@ void register_model(nb::module_& module) {
           "__init__",
           [](Model* self, const std::string& instruction_set, int threads, std::vector<int> cpus,
              std::int32_t vocabulary_size, std::int32_t hidden_size, std::int32_t layer_count, std::int32_t head_count,
-             std::int32_t kv_head_count, std::int32_t head_size, std::int32_t rotary_size, double rotary_base,
-             float attention_scale, std::int32_t context, std::int32_t block_count, std::int32_t max_sequences,
-             std::int32_t max_rows, std::vector<float> rotary_factors) {
+             std::int32_t kv_head_count, std::int32_t head_size, float attention_scale, std::int32_t context,
+             std::int32_t block_count, std::int32_t max_sequences, std::int32_t max_rows) {
             constexpr int kMostThreads = 1024;
             if (threads < 1 || threads > kMostThreads ||
                 (!cpus.empty() && cpus.size() != static_cast<std::size_t>(threads))) {
               throw nb::value_error("threads or cpus out of range");
             }
-            if (!rotary_factors.empty() && rotary_factors.size() != static_cast<std::size_t>(rotary_size / 2)) {
-              throw nb::value_error("rotary_factors must have rotary_size / 2 values");
-            }
-            const Shape shape{vocabulary_size, hidden_size,   layer_count, head_count,      kv_head_count,
-                              head_size,       rotary_size,   rotary_base, attention_scale, context,
-                              block_count,     max_sequences, max_rows};
-            new (self) Model(kernels_for(instruction_set), threads, std::move(cpus), shape, std::move(rotary_factors));
+            const Shape shape{vocabulary_size, hidden_size, layer_count, head_count,    kv_head_count, head_size,
+                              attention_scale, context,     block_count, max_sequences, max_rows};
+            new (self) Model(kernels_for(instruction_set), threads, std::move(cpus), shape);
           },
           nb::kw_only(), "instruction_set"_a, "threads"_a, "cpus"_a, "vocabulary_size"_a, "hidden_size"_a,
-          "layer_count"_a, "head_count"_a, "kv_head_count"_a, "head_size"_a, "rotary_size"_a, "rotary_base"_a,
-          "attention_scale"_a, "context"_a, "block_count"_a, "max_sequences"_a, "max_rows"_a, "rotary_factors"_a)
+          "layer_count"_a, "head_count"_a, "kv_head_count"_a, "head_size"_a, "attention_scale"_a, "context"_a,
+          "block_count"_a, "max_sequences"_a, "max_rows"_a)
       .def(
           "add_matrix",
           [](Model& model, const std::string& type, const InputArray<std::uint8_t>& data, std::int64_t rows,
@@ -170,11 +171,57 @@ void register_model(nb::module_& module) {
           },
           "values"_a)
       .def("add_buffer", &Model::add_buffer, "width"_a)
-      .def("embed", &Model::embed, "table"_a, "destination"_a)
-      .def("linear", &Model::linear, "source"_a, "norm"_a, "epsilon"_a, "matrices"_a, "destination"_a, "accumulate"_a)
-      .def("gated", &Model::gated, "source"_a, "norm"_a, "epsilon"_a, "gate"_a, "up"_a, "destination"_a)
-      .def("attention", &Model::attention, "layer"_a, "source"_a, "destination"_a)
-      .def("output", &Model::output, "source"_a, "norm"_a, "epsilon"_a, "matrix"_a)
+      .def(
+          "add_rotary",
+          [](Model& model, std::int32_t size, double base, const InputArray<float>& factors, float magnitude) {
+            return model.add_rotary(
+                {size, base, std::vector<float>(factors.data(), factors.data() + factors.size()), magnitude});
+          },
+          "size"_a, "base"_a, "factors"_a, "magnitude"_a)
+      .def("embed", &Model::embed, "table"_a, "destination"_a, "scale"_a)
+      .def(
+          "linear",
+          [](Model& model, std::int32_t source, std::int32_t norm, float epsilon,
+             const std::vector<std::int32_t>& matrices, std::int32_t destination, bool accumulate,
+             const std::vector<std::int32_t>& biases,
+             float scale) { model.linear({source, norm, epsilon}, matrices, biases, destination, accumulate, scale); },
+          "source"_a, "norm"_a, "epsilon"_a, "matrices"_a, "destination"_a, "accumulate"_a, "biases"_a, "scale"_a)
+      .def(
+          "gated",
+          [](Model& model, std::int32_t source, std::int32_t norm, float epsilon, std::int32_t gate, std::int32_t up,
+             std::int32_t destination, const std::string& activation) {
+            model.gated({source, norm, epsilon}, gate, up, destination, activation_kind(activation));
+          },
+          "source"_a, "norm"_a, "epsilon"_a, "gate"_a, "up"_a, "destination"_a, "activation"_a)
+      .def(
+          "norm",
+          [](Model& model, std::int32_t source, std::int32_t norm, float epsilon, std::int32_t destination,
+             bool accumulate, float scale) { model.norm({source, norm, epsilon}, destination, accumulate, scale); },
+          "source"_a, "norm"_a, "epsilon"_a, "destination"_a, "accumulate"_a, "scale"_a)
+      .def(
+          "attention",
+          [](Model& model, std::int32_t layer, std::int32_t source, std::int32_t destination, std::int32_t rotary,
+             std::int32_t window, std::int32_t query_norm, std::int32_t key_norm, float epsilon, float softcap) {
+            model.attention({layer, rotary, window, query_norm, key_norm, epsilon, softcap}, source, destination);
+          },
+          "layer"_a, "source"_a, "destination"_a, "rotary"_a, "window"_a, "query_norm"_a, "key_norm"_a, "epsilon"_a,
+          "softcap"_a)
+      .def(
+          "mixture",
+          [](Model& model, std::int32_t source, std::int32_t norm, float epsilon, std::int32_t router,
+             std::vector<std::int32_t> gates, std::vector<std::int32_t> ups, std::vector<std::int32_t> downs,
+             std::int32_t used, bool normalise, std::int32_t destination, const std::string& activation, float scale) {
+            const Experts experts{router,    std::move(gates),           std::move(ups), std::move(downs), used,
+                                  normalise, activation_kind(activation)};
+            model.mixture({source, norm, epsilon}, experts, destination, scale);
+          },
+          "source"_a, "norm"_a, "epsilon"_a, "router"_a, "gates"_a, "ups"_a, "downs"_a, "used"_a, "normalise"_a,
+          "destination"_a, "activation"_a, "scale"_a)
+      .def(
+          "output",
+          [](Model& model, std::int32_t source, std::int32_t norm, float epsilon, std::int32_t matrix, float scale,
+             float softcap) { model.output({source, norm, epsilon}, matrix, scale, softcap); },
+          "source"_a, "norm"_a, "epsilon"_a, "matrix"_a, "scale"_a, "softcap"_a)
       .def("finish", &Model::finish, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "bind",

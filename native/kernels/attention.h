@@ -74,8 +74,13 @@ ULTRAFAST_INLINE void score_tile(const AttentionArguments& a, const float* query
       }
     }
   }
-  for (int q = 0; q < kQueries; ++q)
-    for (int v = 0; v < kVectors; ++v) store(scores + q * kChunk + v * kLanes, mul(sums[q][v], set1(a.scale)));
+  for (int q = 0; q < kQueries; ++q) {
+    for (int v = 0; v < kVectors; ++v) {
+      F32 score = mul(sums[q][v], set1(a.scale));
+      if (a.softcap != 0.0f) score = soft_capped(score, a.softcap);
+      store(scores + q * kChunk + v * kLanes, score);
+    }
+  }
 }
 
 // sums[q][0, kVectors × 8) += Σ weight × value over positions [begin, end), ascending. value: position `begin`'s.

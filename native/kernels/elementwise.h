@@ -79,8 +79,16 @@ static void quantise(const float* x, std::int64_t n, const Activation& out) {
   }
 }
 
-static void silu_multiply(float* gate, const float* up, std::int64_t n) {
+static void activate_multiply(ActivationKind kind, float* gate, const float* up, std::int64_t n) {
+  if (kind == ActivationKind::kGelu) {
+    for (std::int64_t i = 0; i < n; i += kLanes) store(gate + i, mul(gelu(load(gate + i)), load(up + i)));
+    return;
+  }
   for (std::int64_t i = 0; i < n; i += kLanes) store(gate + i, mul(silu(load(gate + i)), load(up + i)));
+}
+
+static void soft_cap(float* x, float cap, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; i += kLanes) store(x + i, soft_capped(load(x + i), cap));
 }
 
 static void rotate(float* head, const float* cosines, const float* sines, std::int32_t rotary) {

@@ -46,6 +46,11 @@ static constexpr std::int64_t group_bytes(WeightType type, std::int64_t columns)
   return group_block_bytes(type) * columns / kBlock;
 }
 
+// Columns of one block as the file stores it: rows are whole blocks.
+static constexpr std::int64_t block_columns(WeightType type) {
+  return type == WeightType::kF32 || type == WeightType::kF16 || type == WeightType::kBF16 ? 1 : kBlock;
+}
+
 static constexpr bool is_quantised(WeightType type) {
   return type == WeightType::kQ8_0 || type == WeightType::kQ4_0 || type == WeightType::kQ4_1;
 }
@@ -58,6 +63,8 @@ struct Activation {
   std::int32_t* sums;  // [n / 32] sum of the block's int8 values
   float* scaled_sums;  // [n / 32] scale × sum
 };
+
+enum class ActivationKind : std::int32_t { kSilu, kGelu };  // gelu in its tanh form
 
 enum class Epilogue : std::int32_t { kStore, kAdd };
 
@@ -90,6 +97,7 @@ struct AttentionArguments {
   std::int32_t first_position;               // of the first row; a row sees keys up to its own position
   std::int32_t window;                       // and only so many of the latest; 0: all
   float scale;
+  float softcap;   // scores become softcap × tanh(score / softcap); 0: none
   float* scratch;  // attention_scratch(queries, padded head size) floats
   float* output;   // row r's heads at output + r × output_stride, [head_count][head_size]
   std::int64_t output_stride;
@@ -114,8 +122,10 @@ struct KernelTable {
   bool (*finite)(const float* x, std::int64_t n);
   // int8 per 32: scale amax / 127, nearest even; blocks of tiny amax become zero. Fills all of `out` but values.
   void (*quantise)(const float* x, std::int64_t n, const Activation& out);
-  // gate[i] = silu(gate[i]) × up[i]
-  void (*silu_multiply)(float* gate, const float* up, std::int64_t n);
+  // gate[i] = activation(gate[i]) × up[i]; n is a multiple of 8.
+  void (*activate_multiply)(ActivationKind kind, float* gate, const float* up, std::int64_t n);
+  // x[i] = cap × tanh(x[i] / cap); n is a multiple of 8.
+  void (*soft_cap)(float* x, float cap, std::int64_t n);
   // One row of a unit as float32.
   void (*dequantise_row)(WeightType type, const std::uint8_t* unit, std::int32_t row, std::int64_t columns, float* out);
   // Rotates pairs (i, i + rotary / 2) of one head in place; cos and sin are [rotary / 2].

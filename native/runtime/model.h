@@ -28,8 +28,6 @@ struct Shape {
   std::int32_t head_count;
   std::int32_t kv_head_count;
   std::int32_t head_size;
-  std::int32_t rotary_size;
-  double rotary_base;
   float attention_scale;
   std::int32_t context;
   std::int32_t block_count;
@@ -57,26 +55,61 @@ struct StepOutput {
   std::vector<std::int32_t> failed_sequences;  // met a value that is not finite
 };
 
+// What an operation reads: a buffer, through an RMS norm (a vector) where norm is not −1.
+struct Input {
+  std::int32_t source;
+  std::int32_t norm;
+  float epsilon;
+};
+
+struct AttentionOptions {
+  std::int32_t layer;
+  std::int32_t rotary;  // a rotary table, or −1 for none
+  std::int32_t window;  // latest positions seen, or 0 for all
+  std::int32_t
+      query_norm;  // an RMS norm before rotation, or −1: of head_size values per head, of the whole width across
+  std::int32_t key_norm;
+  float epsilon;
+  float softcap;  // scores become softcap × tanh(score / softcap); 0 for none
+};
+
+struct Experts {
+  std::int32_t router;              // [experts][hidden]
+  std::vector<std::int32_t> gates;  // [expert] matrices [inner][hidden]
+  std::vector<std::int32_t> ups;    // [expert] matrices [inner][hidden]
+  std::vector<std::int32_t> downs;  // [expert] matrices [hidden][inner]
+  std::int32_t used;                // experts per row
+  bool normalise;                   // their weights sum to one
+  ActivationKind activation;
+  std::int32_t count() const { return static_cast<std::int32_t>(gates.size()); }
+};
+
 class Model {
  public:
-  Model(const KernelTable& kernels, int threads, std::vector<int> cpus, const Shape& shape,
-        std::vector<float> rotary_factors);
+  Model(const KernelTable& kernels, int threads, std::vector<int> cpus, const Shape& shape);
 
   // Declarations; all throw std::invalid_argument. Pointers must stay valid until finish() returns.
   std::int32_t add_matrix(const MatrixSource& source);
   std::int32_t add_vector(std::vector<float> values);
   std::int32_t add_buffer(std::int32_t width);
+  std::int32_t add_rotary(const RotarySource& source);
 
-  // The program, in order. `norm` is a vector for an RMS norm of the source, or −1 for none.
-  void embed(std::int32_t table, std::int32_t destination);
-  void linear(std::int32_t source, std::int32_t norm, float epsilon, const std::vector<std::int32_t>& matrices,
-              std::int32_t destination, bool accumulate);
-  // destination = silu(gate · source) × (up · source)
-  void gated(std::int32_t source, std::int32_t norm, float epsilon, std::int32_t gate, std::int32_t up,
-             std::int32_t destination);
+  // The program, in order. `norm` is a vector for an RMS norm of the source, or −1 for none; `scale` multiplies what an
+  // operation adds to the residual stream.
+  void embed(std::int32_t table, std::int32_t destination, float scale);
+  // destination (+)= scale × (matrix · source + bias). biases: empty, or a vector or −1 per matrix.
+  void linear(Input input, const std::vector<std::int32_t>& matrices, const std::vector<std::int32_t>& biases,
+              std::int32_t destination, bool accumulate, float scale);
+  // destination = activation(gate · source) × (up · source)
+  void gated(Input input, std::int32_t gate, std::int32_t up, std::int32_t destination, ActivationKind activation);
+  // destination (+)= scale × norm(source)
+  void norm(Input input, std::int32_t destination, bool accumulate, float scale);
   // source holds [q | k | v], each part padded to 32 columns.
-  void attention(std::int32_t layer, std::int32_t source, std::int32_t destination);
-  void output(std::int32_t source, std::int32_t norm, float epsilon, std::int32_t matrix);
+  void attention(const AttentionOptions& options, std::int32_t source, std::int32_t destination);
+  // destination += scale × Σ weight × expert(source) over each row's best experts.
+  void mixture(Input input, const Experts& experts, std::int32_t destination, float scale);
+  // logits = scale × matrix · source, then cap × tanh(logits / cap) where softcap is not 0.
+  void output(Input input, std::int32_t matrix, float scale, float softcap);
   void finish();
 
   StepOutput step(const StepInput& input);
@@ -91,32 +124,47 @@ class Model {
  private:
   friend class StepRun;
 
-  enum class Kind { kEmbed, kLinear, kGated, kAttention, kOutput };
+  enum class Kind { kEmbed, kLinear, kGated, kNorm, kAttention, kMixture, kOutput };
 
   // One unit a thread owns: where it is and which 32 columns of the destination it gives.
   struct Piece {
     std::int32_t matrix;
     std::int64_t unit;
     std::int64_t column;
+    std::int32_t partner = -1;  // the `up` matrix of a gated pair
+    std::int32_t expert = 0;
     const std::uint8_t* data = nullptr;
     const std::uint8_t* second = nullptr;  // the `up` unit of a gated pair
   };
 
   struct Operation {
     Kind kind;
-    std::int32_t source = -1;
+    Input input = {-1, -1, 0.0f};
     std::int32_t destination = -1;
-    std::int32_t norm = -1;
-    float epsilon = 0.0f;
-    std::int32_t layer = -1;
     bool accumulate = false;
-    std::vector<std::int32_t> matrices;
-    std::vector<std::vector<Piece>> pieces = {};  // [thread]
+    float scale = 1.0f;
+    float softcap = 0.0f;
+    ActivationKind activation = ActivationKind::kSilu;
+    std::vector<std::int32_t> matrices = {};
+    std::vector<float> bias = {};  // [columns of the destination], zero where a matrix has none; empty without any
+    AttentionOptions attention = {};
+    Experts experts = {};
+    // [thread] units in the order they are read; a mixture reads its router, the gates and ups, then the downs.
+    std::vector<std::vector<Piece>> pieces = {};
+    std::vector<std::vector<Piece>> router_pieces = {};
+    std::vector<std::vector<Piece>> down_pieces = {};
+  };
+
+  // Where a unit lies: at `offset` of a member's arena.
+  struct Place {
+    int member = -1;
+    std::int64_t offset = 0;
+    const std::uint8_t* data = nullptr;
   };
 
   struct Matrix {
     MatrixSource source;
-    std::vector<const std::uint8_t*> units = {};
+    std::vector<Place> units = {};
     std::int64_t unit_count() const { return (source.rows + kUnitRows - 1) / kUnitRows; }
   };
 
@@ -136,16 +184,27 @@ class Model {
 
   const Matrix& matrix(std::int32_t index) const;
   const Buffer& buffer(std::int32_t index) const;
-  void check_input(std::int32_t source, std::int32_t norm, const std::vector<std::int32_t>& matrices) const;
+  const std::vector<float>& vector(std::int32_t index) const;
+  void check_input(const Input& input, std::int64_t columns) const;
+  std::int64_t shared_columns(const std::vector<std::int32_t>& matrices) const;
+  void check_experts(const Experts& experts) const;
+  std::vector<float> gather_bias(const std::vector<std::int32_t>& matrices,
+                                 const std::vector<std::int32_t>& biases) const;
   void add_operation(Operation operation);
+  std::vector<Piece> units_of(const std::vector<std::int32_t>& matrices) const;
+  std::vector<std::vector<Piece>> deal(const std::vector<Piece>& all) const;
   void share_out(Operation& operation);
-  void fill_arena(int member);
+  std::vector<std::int64_t> place_units();
+  void fill_arenas();
+  void make_rooms();
+  template <class Visit>
+  void each_piece(Operation& operation, std::size_t member, const Visit& visit);
   std::int64_t widest_input() const;
 
   const KernelTable& kernels_;
   Team team_;
   const Shape shape_;
-  const RotaryTable rotary_;
+  std::vector<RotaryTable> rotaries_;
   std::vector<Matrix> matrices_;
   std::vector<std::vector<float>> vectors_;
   std::vector<Buffer> buffers_;
@@ -157,6 +216,11 @@ class Model {
   std::vector<Memory> scratch_;                  // [thread]
   std::vector<Picker> pickers_;                  // [thread]
   Memory logits_;                                // [kPickRows][padded vocabulary]
+  std::int32_t most_experts_ = 0;                // of any mixture: how many it has, how many a row uses, how wide
+  std::int32_t most_used_ = 0;
+  std::int64_t widest_expert_ = 0;
+  Memory router_;  // [max_rows][padded experts] logits, then probabilities
+  Memory expert_;  // [max_rows × used][padded inner]
   bool finished_ = false;
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };

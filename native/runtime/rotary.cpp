@@ -72,21 +72,21 @@ SineCosine sine_cosine(double x) {
 
 }  // namespace
 
-RotaryTable make_rotary_table(std::int64_t context, std::int32_t rotary, double base,
-                              const std::vector<float>& factors) {
-  const std::int64_t half = rotary / 2;
+RotaryTable make_rotary_table(std::int64_t context, const RotarySource& source) {
+  const std::int64_t half = source.size / 2;
   RotaryTable table;
+  table.size = source.size;
   table.cosines.resize(static_cast<std::size_t>(context * half));
   table.sines.resize(static_cast<std::size_t>(context * half));
-  const double log_base = natural_log(base);
+  const double log_base = natural_log(source.base);
   for (std::int64_t i = 0; i < half; ++i) {
-    double frequency = exponential(-2.0 * static_cast<double>(i) / rotary * log_base);
-    if (!factors.empty()) frequency /= static_cast<double>(factors[static_cast<std::size_t>(i)]);
+    double frequency = exponential(-2.0 * static_cast<double>(i) / source.size * log_base);
+    if (!source.factors.empty()) frequency /= static_cast<double>(source.factors[static_cast<std::size_t>(i)]);
     for (std::int64_t p = 0; p < context; ++p) {
       const SineCosine value = sine_cosine(static_cast<double>(p) * frequency);
       const auto index = static_cast<std::size_t>(p * half + i);
-      table.cosines[index] = static_cast<float>(value.cosine);
-      table.sines[index] = static_cast<float>(value.sine);
+      table.cosines[index] = static_cast<float>(value.cosine) * source.magnitude;
+      table.sines[index] = static_cast<float>(value.sine) * source.magnitude;
     }
   }
   return table;

@@ -6,13 +6,20 @@
 
 namespace ultrafast {
 
+// Angle of pair i at position p: p × base^(−2i / size) / factors[i].
+struct RotarySource {
+  std::int32_t size;  // values of a head that turn: pairs (i, i + size / 2)
+  double base;
+  std::vector<float> factors;  // [size / 2], or empty: all one
+  float magnitude;             // multiplies cosines and sines
+};
+
 struct RotaryTable {
-  std::vector<float> cosines;  // [context][rotary / 2]
+  std::int32_t size;
+  std::vector<float> cosines;  // [context][size / 2]
   std::vector<float> sines;
 };
 
-// Angle of pair i at position p: p × base^(−2i / rotary) / factors[i]. factors may be empty (all one).
-RotaryTable make_rotary_table(std::int64_t context, std::int32_t rotary, double base,
-                              const std::vector<float>& factors);
+RotaryTable make_rotary_table(std::int64_t context, const RotarySource& source);
 
 }  // namespace ultrafast

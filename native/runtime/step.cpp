@@ -9,17 +9,6 @@
 
 namespace ultrafast {
 
-namespace {
-
-// Member m's share [begin, end) of n equal tasks.
-struct Share {
-  std::int64_t begin;
-  std::int64_t end;
-};
-Share share(std::int64_t n, int member, int members) { return {n * member / members, n * (member + 1) / members}; }
-
-}  // namespace
-
 StepOutput Model::step(const StepInput& input) {
   require(finished_, "finish() the model first");
   if (busy_.test_and_set(std::memory_order_acquire)) throw std::logic_error("a step is running already");
@@ -51,6 +40,8 @@ StepRun::StepRun(Model& model, const StepInput& input) : model_(model), input_(i
   output_.logits.resize(static_cast<std::size_t>(logits) * words);
   output_.hidden.resize(static_cast<std::size_t>(hidden) * static_cast<std::size_t>(model.shape_.hidden_size));
   best_.resize(static_cast<std::size_t>(model.team_.members() * kPickRows));
+  routes_.resize(input.tokens.size() * static_cast<std::size_t>(model.most_used_));
+  route_weights_.resize(routes_.size());
 }
 
 void StepRun::check(const StepInput& input) const {
@@ -144,8 +135,14 @@ void StepRun::run(int member) {
       case Model::Kind::kGated:
         gated(operation, member);
         break;
+      case Model::Kind::kNorm:
+        norm(operation, member);
+        break;
       case Model::Kind::kAttention:
         attention(operation, member);
+        break;
+      case Model::Kind::kMixture:
+        mixture(operation, member);
         break;
       case Model::Kind::kOutput:
         output(operation, member);
@@ -154,37 +151,41 @@ void StepRun::run(int member) {
   }
 }
 
+void StepRun::fail(std::int64_t row) { failed_[static_cast<std::size_t>(row)].store(1, std::memory_order_relaxed); }
+
 void StepRun::embed(const Model::Operation& operation, int member) {
   const Model::Matrix& table = model_.matrix(operation.matrices[0]);
   const Model::Buffer& out = model_.buffer(operation.destination);
   const auto [begin, end] = share(static_cast<std::int64_t>(rows_.size()), member, model_.team_.members());
   for (std::int64_t i = begin; i < end; ++i) {
     const std::int32_t token = input_.tokens[static_cast<std::size_t>(i)];
-    model_.kernels_.dequantise_row(table.source.type, table.units[static_cast<std::size_t>(token / kUnitRows)],
+    model_.kernels_.dequantise_row(table.source.type, table.units[static_cast<std::size_t>(token / kUnitRows)].data,
                                    token % kUnitRows, table.source.columns, out.row(i));
+    if (operation.scale == 1.0f) continue;
+    for (std::int64_t c = 0; c < table.source.columns; ++c) out.row(i)[c] *= operation.scale;
   }
   model_.team_.barrier();
 }
 
 void StepRun::prepare_row(const Model::Operation& operation, std::int32_t row, const Activation& out) {
-  const MatrixSource& first = model_.matrix(operation.matrices[0]).source;
+  const std::int64_t columns = model_.matrix(operation.matrices[0]).source.columns;
   bool needs_values = false;
   bool needs_bytes = false;
   for (const std::int32_t index : operation.matrices) {
     (is_quantised(model_.matrix(index).source.type) ? needs_bytes : needs_values) = true;
   }
-  const float* values = model_.buffer(operation.source).row(row);
+  const float* values = model_.buffer(operation.input.source).row(row);
   bool good = true;
-  if (operation.norm >= 0) {
-    const std::vector<float>& weight = model_.vectors_[static_cast<std::size_t>(operation.norm)];
-    good = model_.kernels_.rms_norm(values, weight.data(), operation.epsilon, first.columns, out.values);
+  if (operation.input.norm >= 0) {
+    const std::vector<float>& weight = model_.vector(operation.input.norm);
+    good = model_.kernels_.rms_norm(values, weight.data(), operation.input.epsilon, columns, out.values);
     values = out.values;
   } else {
-    good = model_.kernels_.finite(values, first.columns);
-    if (needs_values) std::memcpy(out.values, values, static_cast<std::size_t>(first.columns) * sizeof(float));
+    good = model_.kernels_.finite(values, columns);
+    if (needs_values) std::memcpy(out.values, values, static_cast<std::size_t>(columns) * sizeof(float));
   }
-  if (needs_bytes) model_.kernels_.quantise(values, first.columns, out);
-  if (!good) failed_[static_cast<std::size_t>(row)].store(1, std::memory_order_relaxed);
+  if (needs_bytes) model_.kernels_.quantise(values, columns, out);
+  if (!good) fail(row);
 }
 
 const Activation* StepRun::prepare(const Model::Operation& operation, const std::int32_t* which, std::int32_t count,
@@ -201,24 +202,64 @@ const Activation* StepRun::prepare(const Model::Operation& operation, const std:
   return shared.data();
 }
 
+// (+)= scale × (x + bias) of one unit's columns.
+void StepRun::settle(const Model::Operation& operation, const float* products, std::int32_t rows, std::int64_t column,
+                     float* out, std::int64_t stride) {
+  const float* bias = operation.bias.empty() ? nullptr : operation.bias.data() + column;
+  for (std::int32_t r = 0; r < rows; ++r) {
+    for (int c = 0; c < kUnitRows; ++c) {
+      float value = products[r * kUnitRows + c];
+      if (bias != nullptr) value += bias[c];
+      value *= operation.scale;
+      float& to = out[r * stride + c];
+      to = operation.accumulate ? to + value : value;
+    }
+  }
+}
+
 void StepRun::linear(const Model::Operation& operation, int member) {
   const auto count = static_cast<std::int32_t>(rows_.size());
   const Activation* activations = prepare(operation, all_.data(), count, member);
   const Model::Buffer& out = model_.buffer(operation.destination);
+  const Scratch scratch = scratch_of(member);
+  const bool plain = operation.bias.empty() && operation.scale == 1.0f;
   for (std::int32_t first = 0; first < count; first += kSweepRows) {
     for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
       const MatrixSource& source = model_.matrix(piece.matrix).source;
+      const std::int32_t rows = std::min(kSweepRows, count - first);
+      float* to = out.row(first) + piece.column;
       model_.kernels_.linear({.type = source.type,
                               .unit = piece.data,
                               .columns = source.columns,
                               .activations = activations + first,
-                              .rows = std::min(kSweepRows, count - first),
-                              .output = out.row(first) + piece.column,
-                              .output_stride = out.width,
-                              .epilogue = operation.accumulate ? Epilogue::kAdd : Epilogue::kStore});
+                              .rows = rows,
+                              .output = plain ? to : scratch.gate,
+                              .output_stride = plain ? out.width : kUnitRows,
+                              .epilogue = plain && operation.accumulate ? Epilogue::kAdd : Epilogue::kStore});
+      if (!plain) settle(operation, scratch.gate, rows, piece.column, to, out.width);
     }
   }
   model_.team_.barrier();
+}
+
+// scratch.gate = activation(gate · x) × (up · x) of one unit.
+void StepRun::gate_unit(const Model::Operation& operation, const Model::Piece& piece, const Activation* activations,
+                        std::int32_t rows, const Scratch& scratch) {
+  const MatrixSource& gate = model_.matrix(piece.matrix).source;
+  LinearArguments arguments{.type = gate.type,
+                            .unit = piece.data,
+                            .columns = gate.columns,
+                            .activations = activations,
+                            .rows = rows,
+                            .output = scratch.gate,
+                            .output_stride = kUnitRows,
+                            .epilogue = Epilogue::kStore};
+  model_.kernels_.linear(arguments);
+  arguments.type = model_.matrix(piece.partner).source.type;
+  arguments.unit = piece.second;
+  arguments.output = scratch.up;
+  model_.kernels_.linear(arguments);
+  model_.kernels_.activate_multiply(operation.activation, scratch.gate, scratch.up, std::int64_t{rows} * kUnitRows);
 }
 
 void StepRun::gated(const Model::Operation& operation, int member) {
@@ -226,25 +267,10 @@ void StepRun::gated(const Model::Operation& operation, int member) {
   const Activation* activations = prepare(operation, all_.data(), count, member);
   const Model::Buffer& out = model_.buffer(operation.destination);
   const Scratch scratch = scratch_of(member);
-  const MatrixSource& gate = model_.matrix(operation.matrices[0]).source;
-  const MatrixSource& up = model_.matrix(operation.matrices[1]).source;
   for (std::int32_t first = 0; first < count; first += kSweepRows) {
     const std::int32_t rows = std::min(kSweepRows, count - first);
     for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
-      LinearArguments arguments{.type = gate.type,
-                                .unit = piece.data,
-                                .columns = gate.columns,
-                                .activations = activations + first,
-                                .rows = rows,
-                                .output = scratch.gate,
-                                .output_stride = kUnitRows,
-                                .epilogue = Epilogue::kStore};
-      model_.kernels_.linear(arguments);
-      arguments.type = up.type;
-      arguments.unit = piece.second;
-      arguments.output = scratch.up;
-      model_.kernels_.linear(arguments);
-      model_.kernels_.silu_multiply(scratch.gate, scratch.up, std::int64_t{rows} * kUnitRows);
+      gate_unit(operation, piece, activations + first, rows, scratch);
       for (std::int32_t r = 0; r < rows; ++r) {
         std::memcpy(out.row(first + r) + piece.column, scratch.gate + r * kUnitRows, kUnitRows * sizeof(float));
       }
@@ -253,112 +279,21 @@ void StepRun::gated(const Model::Operation& operation, int member) {
   model_.team_.barrier();
 }
 
-void StepRun::output(const Model::Operation& operation, int member) {
-  const auto total = static_cast<std::int32_t>(wanted_.size());
-  const std::int64_t width = padded(model_.shape_.vocabulary_size);
-  auto* logits = reinterpret_cast<float*>(model_.logits_.data());
-  const MatrixSource& source = model_.matrix(operation.matrices[0]).source;
-  for (std::int32_t first = 0; first < total; first += kPickRows) {
-    const std::int32_t count = std::min(kPickRows, total - first);
-    const Activation* activations = prepare(operation, wanted_.data() + first, count, member);
-    for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
-      model_.kernels_.linear({.type = source.type,
-                              .unit = piece.data,
-                              .columns = source.columns,
-                              .activations = activations,
-                              .rows = count,
-                              .output = logits + piece.column,
-                              .output_stride = width,
-                              .epilogue = Epilogue::kStore});
-    }
-    model_.team_.barrier();
-    pick_rows(first, count, activations, member);
-  }
-}
-
-bool StepRun::picks_greedily(std::int32_t wanted) const {
-  const auto row = static_cast<std::size_t>(wanted_[static_cast<std::size_t>(wanted)]);
-  const bool only_token = (input_.want[row] & (kWantToken | kWantTop | kWantLogits)) == kWantToken;
-  return only_token && input_.allowed_mask == nullptr && rows_[row].sequence->sampling.is_plain_greedy();
-}
-
-void StepRun::pick_rows(std::int32_t first, std::int32_t count, const Activation* activations, int member) {
-  const std::int64_t width = padded(model_.shape_.vocabulary_size);
-  const auto* logits = reinterpret_cast<const float*>(model_.logits_.data());
-  const auto [begin_unit, end_unit] = share(width / kUnitRows, member, model_.team_.members());
-  const auto begin = static_cast<std::int32_t>(begin_unit * kUnitRows);
-  const auto end = std::min(static_cast<std::int32_t>(end_unit * kUnitRows), model_.shape_.vocabulary_size);
-  std::int32_t turn = 0;
-  for (std::int32_t i = 0; i < count; ++i) {
-    const float* row_logits = logits + i * width;
-    if (picks_greedily(first + i)) {
-      const bool any = begin < end;
-      const bool good = !any || model_.kernels_.finite(row_logits + begin, end - begin);
-      if (!good) {
-        failed_[static_cast<std::size_t>(wanted_[static_cast<std::size_t>(first + i)])].store(
-            1, std::memory_order_relaxed);
-      }
-      best_[static_cast<std::size_t>(member * kPickRows + i)] =
-          any && good ? model_.kernels_.arg_max(row_logits, begin, end) : -1;
-    } else if (turn++ % model_.team_.members() == member) {
-      pick_row(first + i, row_logits, member);
-    }
-    const std::int32_t hidden = hidden_index_[static_cast<std::size_t>(first + i)];
-    if (hidden >= 0 && member == 0) {
-      const auto size = static_cast<std::size_t>(model_.shape_.hidden_size);
-      std::copy_n(activations[i].values, size, output_.hidden.data() + static_cast<std::size_t>(hidden) * size);
+void StepRun::norm(const Model::Operation& operation, int member) {
+  const std::vector<float>& weight = model_.vector(operation.input.norm);
+  const auto columns = static_cast<std::int64_t>(weight.size());
+  float* normalised = model_.own_activations_[static_cast<std::size_t>(member)].rows[0].values;
+  const auto [begin, end] = share(static_cast<std::int64_t>(rows_.size()), member, model_.team_.members());
+  for (std::int64_t i = begin; i < end; ++i) {
+    const float* source = model_.buffer(operation.input.source).row(i);
+    if (!model_.kernels_.rms_norm(source, weight.data(), operation.input.epsilon, columns, normalised)) fail(i);
+    float* out = model_.buffer(operation.destination).row(i);
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const float value = normalised[c] * operation.scale;
+      out[c] = operation.accumulate ? out[c] + value : value;
     }
   }
   model_.team_.barrier();
-  if (member == 0) merge_greedy(first, count);
-}
-
-// Members own ascending columns, so the first of equals is the lowest id.
-void StepRun::merge_greedy(std::int32_t first, std::int32_t count) {
-  const std::int64_t width = padded(model_.shape_.vocabulary_size);
-  const auto* logits = reinterpret_cast<const float*>(model_.logits_.data());
-  for (std::int32_t i = 0; i < count; ++i) {
-    if (!picks_greedily(first + i)) continue;
-    std::int32_t best = -1;
-    for (int member = 0; member < model_.team_.members(); ++member) {
-      const std::int32_t candidate = best_[static_cast<std::size_t>(member * kPickRows + i)];
-      if (candidate < 0) continue;
-      if (best < 0 || logits[i * width + candidate] > logits[i * width + best]) best = candidate;
-    }
-    output_.picks[static_cast<std::size_t>(first + i)].token = best;
-  }
-}
-
-void StepRun::pick_row(std::int32_t wanted, const float* logits, int member) {
-  const auto w = static_cast<std::size_t>(wanted);
-  const auto index = static_cast<std::size_t>(wanted_[w]);
-  const Row& row = rows_[index];
-  const auto vocabulary = static_cast<std::size_t>(model_.shape_.vocabulary_size);
-  if (logits_index_[w] >= 0) {
-    std::copy_n(logits, vocabulary, output_.logits.data() + static_cast<std::size_t>(logits_index_[w]) * vocabulary);
-  }
-  const std::uint8_t want = input_.want[index];
-  if ((want & (kWantToken | kWantTop)) == 0) return;
-  const std::vector<std::int32_t>& history = row.sequence->tokens;
-  std::span<const std::int32_t> path(history.data(), static_cast<std::size_t>(row.position) + 1);
-  std::vector<std::int32_t> gathered;
-  if (!row.on_line && row.sequence->sampling.penalises()) {
-    gathered.assign(history.begin(), history.begin() + row.base);
-    for (const std::int32_t entry : row.path) gathered.push_back(history[static_cast<std::size_t>(entry)]);
-    path = gathered;
-  }
-  const std::int32_t output_index = row.position + 1 - row.sequence->prompt_length;
-  const PickRequest request{
-      .sampling = &row.sequence->sampling,
-      .path = path,
-      .prompt_length = row.sequence->prompt_length,
-      .output_index = static_cast<std::uint32_t>(output_index),
-      .allowed_mask = input_.allowed_mask == nullptr ? nullptr : input_.allowed_mask + w * ((vocabulary + 31) / 32),
-      .want_token = (want & kWantToken) != 0,
-      .want_top = (want & kWantTop) != 0,
-  };
-  output_.picks[w] = model_.pickers_[static_cast<std::size_t>(member)].pick(logits, request);
-  if (output_.picks[w].failed) failed_[index].store(1, std::memory_order_relaxed);
 }
 
 StepOutput StepRun::take_output() {

@@ -8,6 +8,15 @@
 
 namespace ultrafast {
 
+// Member m's share [begin, end) of n equal tasks.
+struct Share {
+  std::int64_t begin;
+  std::int64_t end;
+};
+inline Share share(std::int64_t n, int member, int members) {
+  return {n * member / members, n * (member + 1) / members};
+}
+
 class StepRun {
  public:
   // Checks the input and appends its rows to their sequences. Throws std::invalid_argument, and then nothing changed.
@@ -51,15 +60,27 @@ class StepRun {
   const Activation* prepare(const Model::Operation& operation, const std::int32_t* which, std::int32_t count,
                             int member);
   void prepare_row(const Model::Operation& operation, std::int32_t row, const Activation& out);
+  void fail(std::int64_t row);
   void linear(const Model::Operation& operation, int member);
+  void settle(const Model::Operation& operation, const float* products, std::int32_t rows, std::int64_t column,
+              float* out, std::int64_t stride);
   void gated(const Model::Operation& operation, int member);
+  void gate_unit(const Model::Operation& operation, const Model::Piece& piece, const Activation* activations,
+                 std::int32_t rows, const Scratch& scratch);
+  void norm(const Model::Operation& operation, int member);
+  void mixture(const Model::Operation& operation, int member);
+  void route(const Model::Operation& operation, std::int64_t row);
+  void run_experts(const Model::Operation& operation, const Activation* activations, int member);
+  void join_experts(const Model::Operation& operation, int member);
   void attention(const Model::Operation& operation, int member);
+  void norm_queries(const Model::Operation& operation, std::int64_t row);
   void store_keys(const Model::Operation& operation, std::int32_t row, std::int32_t kv_head);
   void plan_tiles();
   void attend(const Model::Operation& operation, const Tile& tile, std::int32_t first_head, std::int32_t head_count,
               const Scratch& scratch);
   void gather(const Row& row, std::int32_t layer, std::int32_t kv_head, const Scratch& scratch);
   void output(const Model::Operation& operation, int member);
+  void finish_logits(const Model::Operation& operation, float* logits, std::int32_t count);
   void pick_rows(std::int32_t first, std::int32_t count, const Activation* activations, int member);
   void pick_row(std::int32_t wanted, const float* logits, int member);
   void merge_greedy(std::int32_t first, std::int32_t count);
@@ -75,6 +96,8 @@ class StepRun {
   std::vector<std::int32_t> logits_index_;  // per wanted row, where its logits go, or −1
   std::vector<std::int32_t> hidden_index_;
   std::vector<std::atomic<std::uint8_t>> failed_;  // per row
+  std::vector<std::int32_t> routes_;               // [row][used] experts, ascending
+  std::vector<float> route_weights_;               // [row][used]
   std::vector<std::int32_t> best_;                 // [thread][kPickRows]: arg-max of the thread's columns
   StepOutput output_;
 };

@@ -20,6 +20,11 @@ void StepRun::attention(const Model::Operation& operation, int member) {
   const Shape& shape = model_.shape_;
   const auto rows = static_cast<std::int32_t>(rows_.size());
   const int members = model_.team_.members();
+  if (operation.attention.query_norm >= 0 || operation.attention.key_norm >= 0) {
+    const auto [begin, end] = share(rows, member, members);
+    for (std::int64_t row = begin; row < end; ++row) norm_queries(operation, row);
+    model_.team_.barrier();
+  }
   const std::int64_t pairs = std::int64_t{rows} * shape.kv_head_count;
   for (std::int64_t task = pairs * member / members; task < pairs * (member + 1) / members; ++task) {
     store_keys(operation, static_cast<std::int32_t>(task / shape.kv_head_count),
@@ -66,25 +71,45 @@ void StepRun::plan_tiles() {
   }
 }
 
+// Norms of queries and keys, before rotation: per head, or across all heads where the weight is as wide.
+void StepRun::norm_queries(const Model::Operation& operation, std::int64_t row) {
+  const Shape& shape = model_.shape_;
+  float* query = model_.buffer(operation.input.source).row(row);
+  float* key = query + padded(std::int64_t{shape.head_count} * shape.head_size);
+  const auto apply = [&](std::int32_t norm, float* start, std::int64_t width) {
+    if (norm < 0) return;
+    const std::vector<float>& weight = model_.vector(norm);
+    const auto size = static_cast<std::int64_t>(weight.size());
+    for (std::int64_t at = 0; at < width; at += size) {
+      if (!model_.kernels_.rms_norm(start + at, weight.data(), operation.input.epsilon, size, start + at)) fail(row);
+    }
+  };
+  apply(operation.attention.query_norm, query, std::int64_t{shape.head_count} * shape.head_size);
+  apply(operation.attention.key_norm, key, std::int64_t{shape.kv_head_count} * shape.head_size);
+}
+
 void StepRun::store_keys(const Model::Operation& operation, std::int32_t index, std::int32_t kv_head) {
   const Shape& shape = model_.shape_;
   const Row& row = rows_[static_cast<std::size_t>(index)];
   const std::int32_t size = shape.head_size;
   const std::int32_t group = shape.head_count / shape.kv_head_count;
-  float* query = model_.buffer(operation.source).row(index);
+  float* query = model_.buffer(operation.input.source).row(index);
   float* key = query + padded(std::int64_t{shape.head_count} * size) + kv_head * size;
   const float* value = key + padded(std::int64_t{shape.kv_head_count} * size);
-  const std::int64_t table_row = std::int64_t{row.position} * (shape.rotary_size / 2);
-  const float* cosines = model_.rotary_.cosines.data() + table_row;
-  const float* sines = model_.rotary_.sines.data() + table_row;
-  for (std::int32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    model_.kernels_.rotate(query + head * size, cosines, sines, shape.rotary_size);
+  if (operation.attention.rotary >= 0) {
+    const RotaryTable& table = model_.rotaries_[static_cast<std::size_t>(operation.attention.rotary)];
+    const std::int64_t at = std::int64_t{row.position} * (table.size / 2);
+    const float* cosines = table.cosines.data() + at;
+    const float* sines = table.sines.data() + at;
+    for (std::int32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      model_.kernels_.rotate(query + head * size, cosines, sines, table.size);
+    }
+    model_.kernels_.rotate(key, cosines, sines, table.size);
   }
-  model_.kernels_.rotate(key, cosines, sines, shape.rotary_size);
   const std::int32_t block = row.sequence->blocks[static_cast<std::size_t>(row.entry / kCacheBlock)];
   model_.kernels_.store_key_value(key, value, size, model_.cache_.padded_head_size(), row.entry % kCacheBlock,
-                                  model_.cache_.keys(block, operation.layer, kv_head),
-                                  model_.cache_.values(block, operation.layer, kv_head));
+                                  model_.cache_.keys(block, operation.attention.layer, kv_head),
+                                  model_.cache_.values(block, operation.attention.layer, kv_head));
 }
 
 void StepRun::attend(const Model::Operation& operation, const Tile& tile, std::int32_t first_head,
@@ -96,13 +121,13 @@ void StepRun::attend(const Model::Operation& operation, const Tile& tile, std::i
   const std::int32_t kv_head = first_head / (shape.head_count / shape.kv_head_count);
   for (std::int32_t b = 0; b <= (first.position + tile.count - 1) / kCacheBlock; ++b) {
     const std::int32_t block = first.sequence->blocks[static_cast<std::size_t>(b)];
-    scratch.key_blocks[b] = model_.cache_.keys(block, operation.layer, kv_head);
-    scratch.value_blocks[b] = model_.cache_.values(block, operation.layer, kv_head);
+    scratch.key_blocks[b] = model_.cache_.keys(block, operation.attention.layer, kv_head);
+    scratch.value_blocks[b] = model_.cache_.values(block, operation.attention.layer, kv_head);
   }
-  if (!first.on_line) gather(first, operation.layer, kv_head, scratch);
+  if (!first.on_line) gather(first, operation.attention.layer, kv_head, scratch);
   for (std::int32_t q = 0; q < tile.count * head_count; ++q) {
     const float* query =
-        model_.buffer(operation.source).row(tile.first + q / head_count) + (first_head + q % head_count) * size;
+        model_.buffer(operation.input.source).row(tile.first + q / head_count) + (first_head + q % head_count) * size;
     float* to = scratch.query + q * padded_size;
     std::copy_n(query, size, to);
     std::fill(to + size, to + padded_size, 0.0f);
@@ -116,8 +141,9 @@ void StepRun::attend(const Model::Operation& operation, const Tile& tile, std::i
                              .key_blocks = scratch.key_blocks,
                              .value_blocks = scratch.value_blocks,
                              .first_position = first.position,
-                             .window = 0,
+                             .window = operation.attention.window,
                              .scale = shape.attention_scale,
+                             .softcap = operation.attention.softcap,
                              .scratch = scratch.attention,
                              .output = out.row(tile.first) + first_head * size,
                              .output_stride = out.width});

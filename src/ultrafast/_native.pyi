@@ -49,27 +49,64 @@ class Model:
         head_count: int,
         kv_head_count: int,
         head_size: int,
-        rotary_size: int,
-        rotary_base: float,
         attention_scale: float,
         context: int,
         block_count: int,
         max_sequences: int,
         max_rows: int,
-        rotary_factors: Sequence[float],
     ) -> None: ...
     def add_matrix(
         self, type: str, data: NDArray[np.uint8], rows: int, columns: int, interleaved_head_size: int
     ) -> int: ...
     def add_vector(self, values: Float32Array) -> int: ...
     def add_buffer(self, width: int) -> int: ...
-    def embed(self, table: int, destination: int) -> None: ...
+    def add_rotary(self, size: int, base: float, factors: Float32Array, magnitude: float) -> int: ...
+    def embed(self, table: int, destination: int, scale: float) -> None: ...
     def linear(
-        self, source: int, norm: int, epsilon: float, matrices: Sequence[int], destination: int, accumulate: bool
+        self,
+        source: int,
+        norm: int,
+        epsilon: float,
+        matrices: Sequence[int],
+        destination: int,
+        accumulate: bool,
+        biases: Sequence[int],
+        scale: float,
     ) -> None: ...
-    def gated(self, source: int, norm: int, epsilon: float, gate: int, up: int, destination: int) -> None: ...
-    def attention(self, layer: int, source: int, destination: int) -> None: ...
-    def output(self, source: int, norm: int, epsilon: float, matrix: int) -> None: ...
+    def gated(
+        self, source: int, norm: int, epsilon: float, gate: int, up: int, destination: int, activation: str
+    ) -> None: ...
+    def norm(
+        self, source: int, norm: int, epsilon: float, destination: int, accumulate: bool, scale: float
+    ) -> None: ...
+    def attention(
+        self,
+        layer: int,
+        source: int,
+        destination: int,
+        rotary: int,
+        window: int,
+        query_norm: int,
+        key_norm: int,
+        epsilon: float,
+        softcap: float,
+    ) -> None: ...
+    def mixture(
+        self,
+        source: int,
+        norm: int,
+        epsilon: float,
+        router: int,
+        gates: Sequence[int],
+        ups: Sequence[int],
+        downs: Sequence[int],
+        used: int,
+        normalise: bool,
+        destination: int,
+        activation: str,
+        scale: float,
+    ) -> None: ...
+    def output(self, source: int, norm: int, epsilon: float, matrix: int, scale: float, softcap: float) -> None: ...
     def finish(self) -> None: ...
     def bind(self, sequence: int, blocks: Int32Array, prompt_length: int, sampling: Sampling) -> None: ...
     def release(self, sequence: int) -> None: ...
@@ -122,11 +159,21 @@ class kernels:  # noqa: N801 - a submodule
     @staticmethod
     def log(instruction_set: str, x: float) -> float: ...
     @staticmethod
-    def silu_multiply(instruction_set: str, gate: Float32Array, up: Float32Array) -> Float32Array: ...
+    def activate_multiply(
+        instruction_set: str, activation: str, gate: Float32Array, up: Float32Array
+    ) -> Float32Array: ...
     @staticmethod
     def attention(
-        instruction_set: str, query: Float32Array, keys: Float32Array, values: Float32Array, window: int, scale: float
+        instruction_set: str,
+        query: Float32Array,
+        keys: Float32Array,
+        values: Float32Array,
+        window: int,
+        scale: float,
+        softcap: float,
     ) -> Float32Array: ...
+    @staticmethod
+    def soft_cap(instruction_set: str, x: Float32Array, cap: float) -> Float32Array: ...
     @staticmethod
     def gumbel(
         instruction_set: str, seed: int, choice: int, output_index: int, count: int, ids: Sequence[int]

@@ -83,7 +83,7 @@ def test_attention(rows: int, heads: int, size: int, positions: int, window: int
         for h in range(heads):
             expected[r, h] = plain_query(query[r, h], half_keys, half_values, begin, end, scale)
     for instruction_set in SETS:
-        found = _native.kernels.attention(instruction_set, query, keys, values, window, float(scale))
+        found = _native.kernels.attention(instruction_set, query, keys, values, window, float(scale), 0.0)
         assert found.tobytes() == expected.tobytes()
 
 
@@ -92,9 +92,9 @@ def test_a_later_row_that_is_not_finite_leaves_earlier_rows_alone() -> None:
     query = random.normal(0, 1, (4, 2, 32)).astype(np.float32)
     keys, values = (random.normal(0, 1, (40, 32)).astype(np.float32) for _ in range(2))
     for instruction_set in SETS:
-        good = _native.kernels.attention(instruction_set, query, keys, values, 0, 0.2)
+        good = _native.kernels.attention(instruction_set, query, keys, values, 0, 0.2, 0.0)
         bad_keys, bad_values = keys.copy(), values.copy()
         bad_keys[39], bad_values[39] = np.nan, np.inf
-        bad = _native.kernels.attention(instruction_set, query, bad_keys, bad_values, 0, 0.2)
+        bad = _native.kernels.attention(instruction_set, query, bad_keys, bad_values, 0, 0.2, 0.0)
         assert bad[:3].tobytes() == good[:3].tobytes()
         assert not np.isfinite(bad[3]).any()

@@ -173,12 +173,21 @@ def test_log(x: float) -> None:
     assert abs(results[0] - np.log(np.float64(np.float32(x)))) <= 3e-7 * max(1.0, abs(np.log(x)))
 
 
-def test_silu_multiply() -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_activate_multiply(activation: str) -> None:
     x = np.linspace(-200, 200, 6400, dtype=np.float32)
-    up = np.ones(6400, np.float32)
-    results = [_native.kernels.silu_multiply(instruction_set, x, up) for instruction_set in SETS]
+    up = np.full(6400, 2, np.float32)
+    results = [_native.kernels.activate_multiply(instruction_set, activation, x, up) for instruction_set in SETS]
     wide = x.astype(np.float64)
-    np.testing.assert_allclose(results[0], wide / (1 + np.exp(-wide)), rtol=2e-6, atol=1e-34)
+    slope = 2 * np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3) if activation == "gelu" else wide
+    np.testing.assert_allclose(results[0], 2 * wide / (1 + np.exp(-np.clip(slope, -700, 700))), rtol=1e-5, atol=1e-34)
+    assert len({found.tobytes() for found in results}) == 1
+
+
+def test_soft_cap() -> None:
+    x = np.linspace(-500, 500, 6400, dtype=np.float32)
+    results = [_native.kernels.soft_cap(instruction_set, x, 30.0) for instruction_set in SETS]
+    np.testing.assert_allclose(results[0], 30 * np.tanh(x.astype(np.float64) / 30), atol=1e-5)
     assert len({found.tobytes() for found in results}) == 1
 
 

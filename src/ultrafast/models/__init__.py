@@ -114,14 +114,11 @@ def _build(
         head_count=configuration.head_count,
         kv_head_count=configuration.kv_head_count,
         head_size=configuration.head_size,
-        rotary_size=configuration.rotary_size,
-        rotary_base=configuration.rotary_base,
         attention_scale=configuration.head_size**-0.5,
         context=context,
         block_count=block_count,
         max_sequences=MAX_SEQUENCES,
         max_rows=MAX_ROWS,
-        rotary_factors=llama.rotary_factors(configuration, tensors).tolist(),
     )
     weight_bytes_per_token = llama.build_program(native, configuration, tensors)
     native.finish()

@@ -94,7 +94,8 @@ def build_program(model: _native.Model, configuration: ModelConfiguration, tenso
     embedding = matrix("token_embd.weight", c.vocabulary_size, c.hidden_size)
     if tensors.has("output.weight"):
         bytes_read = 0  # the embedding is looked up, not read through
-    model.embed(embedding, hidden)
+    rotary = model.add_rotary(c.rotary_size, c.rotary_base, rotary_factors(c, tensors), 1.0)
+    model.embed(embedding, hidden, 1.0)
     for layer in range(c.layer_count):
         prefix = f"blk.{layer}."
         query = matrix(prefix + "attn_q.weight", query_size, c.hidden_size, interleaved_head_size=c.head_size)
@@ -105,14 +106,14 @@ def build_program(model: _native.Model, configuration: ModelConfiguration, tenso
         up = matrix(prefix + "ffn_up.weight", c.feed_forward_size, c.hidden_size)
         down = matrix(prefix + "ffn_down.weight", c.hidden_size, c.feed_forward_size)
         attention_norm, feed_forward_norm = norm(prefix + "attn_norm.weight"), norm(prefix + "ffn_norm.weight")
-        model.linear(hidden, attention_norm, c.norm_epsilon, [query, key, value], query_key_value, False)
-        model.attention(layer, query_key_value, attended)
-        model.linear(attended, -1, 0.0, [projection], hidden, True)
-        model.gated(hidden, feed_forward_norm, c.norm_epsilon, gate, up, feed_forward)
-        model.linear(feed_forward, -1, 0.0, [down], hidden, True)
+        model.linear(hidden, attention_norm, c.norm_epsilon, [query, key, value], query_key_value, False, [], 1.0)
+        model.attention(layer, query_key_value, attended, rotary, 0, -1, -1, 0.0, 0.0)
+        model.linear(attended, -1, 0.0, [projection], hidden, True, [], 1.0)
+        model.gated(hidden, feed_forward_norm, c.norm_epsilon, gate, up, feed_forward, "silu")
+        model.linear(feed_forward, -1, 0.0, [down], hidden, True, [], 1.0)
     output = embedding
     if tensors.has("output.weight"):
         output = matrix("output.weight", c.vocabulary_size, c.hidden_size)
-    model.output(hidden, norm("output_norm.weight"), c.norm_epsilon, output)
+    model.output(hidden, norm("output_norm.weight"), c.norm_epsilon, output, 1.0, 0.0)
     tensors.refuse_rest()
     return bytes_read

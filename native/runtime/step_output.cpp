@@ -1,0 +1,129 @@
+// The last operation of a step: logits of the rows that want something, then their tokens.
+#include <algorithm>
+
+#include "checks.h"
+#include "step.h"
+
+namespace ultrafast {
+
+void StepRun::output(const Model::Operation& operation, int member) {
+  const auto total = static_cast<std::int32_t>(wanted_.size());
+  const std::int64_t width = padded(model_.shape_.vocabulary_size);
+  auto* logits = reinterpret_cast<float*>(model_.logits_.data());
+  const MatrixSource& source = model_.matrix(operation.matrices[0]).source;
+  for (std::int32_t first = 0; first < total; first += kPickRows) {
+    const std::int32_t count = std::min(kPickRows, total - first);
+    const Activation* activations = prepare(operation, wanted_.data() + first, count, member);
+    for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
+      model_.kernels_.linear({.type = source.type,
+                              .unit = piece.data,
+                              .columns = source.columns,
+                              .activations = activations,
+                              .rows = count,
+                              .output = logits + piece.column,
+                              .output_stride = width,
+                              .epilogue = Epilogue::kStore});
+      finish_logits(operation, logits + piece.column, count);
+    }
+    model_.team_.barrier();
+    pick_rows(first, count, activations, member);
+  }
+}
+
+// Scale and soft cap of one unit's columns.
+void StepRun::finish_logits(const Model::Operation& operation, float* logits, std::int32_t count) {
+  const std::int64_t width = padded(model_.shape_.vocabulary_size);
+  for (std::int32_t i = 0; i < count; ++i) {
+    float* row = logits + i * width;
+    if (operation.scale != 1.0f) {
+      for (int c = 0; c < kUnitRows; ++c) row[c] *= operation.scale;
+    }
+    if (operation.softcap != 0.0f) model_.kernels_.soft_cap(row, operation.softcap, kUnitRows);
+  }
+}
+
+bool StepRun::picks_greedily(std::int32_t wanted) const {
+  const auto row = static_cast<std::size_t>(wanted_[static_cast<std::size_t>(wanted)]);
+  const bool only_token = (input_.want[row] & (kWantToken | kWantTop | kWantLogits)) == kWantToken;
+  return only_token && input_.allowed_mask == nullptr && rows_[row].sequence->sampling.is_plain_greedy();
+}
+
+void StepRun::pick_rows(std::int32_t first, std::int32_t count, const Activation* activations, int member) {
+  const std::int64_t width = padded(model_.shape_.vocabulary_size);
+  const auto* logits = reinterpret_cast<const float*>(model_.logits_.data());
+  const auto [begin_unit, end_unit] = share(width / kUnitRows, member, model_.team_.members());
+  const auto begin = static_cast<std::int32_t>(begin_unit * kUnitRows);
+  const auto end = std::min(static_cast<std::int32_t>(end_unit * kUnitRows), model_.shape_.vocabulary_size);
+  std::int32_t turn = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const float* row_logits = logits + i * width;
+    if (picks_greedily(first + i)) {
+      const bool any = begin < end;
+      const bool good = !any || model_.kernels_.finite(row_logits + begin, end - begin);
+      if (!good) {
+        fail(wanted_[static_cast<std::size_t>(first + i)]);
+      }
+      best_[static_cast<std::size_t>(member * kPickRows + i)] =
+          any && good ? model_.kernels_.arg_max(row_logits, begin, end) : -1;
+    } else if (turn++ % model_.team_.members() == member) {
+      pick_row(first + i, row_logits, member);
+    }
+    const std::int32_t hidden = hidden_index_[static_cast<std::size_t>(first + i)];
+    if (hidden >= 0 && member == 0) {
+      const auto size = static_cast<std::size_t>(model_.shape_.hidden_size);
+      std::copy_n(activations[i].values, size, output_.hidden.data() + static_cast<std::size_t>(hidden) * size);
+    }
+  }
+  model_.team_.barrier();
+  if (member == 0) merge_greedy(first, count);
+}
+
+// Members own ascending columns, so the first of equals is the lowest id.
+void StepRun::merge_greedy(std::int32_t first, std::int32_t count) {
+  const std::int64_t width = padded(model_.shape_.vocabulary_size);
+  const auto* logits = reinterpret_cast<const float*>(model_.logits_.data());
+  for (std::int32_t i = 0; i < count; ++i) {
+    if (!picks_greedily(first + i)) continue;
+    std::int32_t best = -1;
+    for (int member = 0; member < model_.team_.members(); ++member) {
+      const std::int32_t candidate = best_[static_cast<std::size_t>(member * kPickRows + i)];
+      if (candidate < 0) continue;
+      if (best < 0 || logits[i * width + candidate] > logits[i * width + best]) best = candidate;
+    }
+    output_.picks[static_cast<std::size_t>(first + i)].token = best;
+  }
+}
+
+void StepRun::pick_row(std::int32_t wanted, const float* logits, int member) {
+  const auto w = static_cast<std::size_t>(wanted);
+  const auto index = static_cast<std::size_t>(wanted_[w]);
+  const Row& row = rows_[index];
+  const auto vocabulary = static_cast<std::size_t>(model_.shape_.vocabulary_size);
+  if (logits_index_[w] >= 0) {
+    std::copy_n(logits, vocabulary, output_.logits.data() + static_cast<std::size_t>(logits_index_[w]) * vocabulary);
+  }
+  const std::uint8_t want = input_.want[index];
+  if ((want & (kWantToken | kWantTop)) == 0) return;
+  const std::vector<std::int32_t>& history = row.sequence->tokens;
+  std::span<const std::int32_t> path(history.data(), static_cast<std::size_t>(row.position) + 1);
+  std::vector<std::int32_t> gathered;
+  if (!row.on_line && row.sequence->sampling.penalises()) {
+    gathered.assign(history.begin(), history.begin() + row.base);
+    for (const std::int32_t entry : row.path) gathered.push_back(history[static_cast<std::size_t>(entry)]);
+    path = gathered;
+  }
+  const std::int32_t output_index = row.position + 1 - row.sequence->prompt_length;
+  const PickRequest request{
+      .sampling = &row.sequence->sampling,
+      .path = path,
+      .prompt_length = row.sequence->prompt_length,
+      .output_index = static_cast<std::uint32_t>(output_index),
+      .allowed_mask = input_.allowed_mask == nullptr ? nullptr : input_.allowed_mask + w * ((vocabulary + 31) / 32),
+      .want_token = (want & kWantToken) != 0,
+      .want_top = (want & kWantTop) != 0,
+  };
+  output_.picks[w] = model_.pickers_[static_cast<std::size_t>(member)].pick(logits, request);
+  if (output_.picks[w].failed) fail(static_cast<std::int64_t>(index));
+}
+
+}  // namespace ultrafast
