@@ -13,7 +13,7 @@ def test_list_names_the_default_model_and_its_file(ultrafast: Ultrafast) -> None
     path = resolve_model().path
     done = ultrafast("models", "list")
     assert done.returncode == 0
-    assert done.stdout.startswith("smollm2-135m (default)  98.4 MB  Apache-2.0  ")
+    assert done.stdout.startswith("smollm2-135m (default)  98.4 MB  SmolLM2 135M Instruct, Q4_1, Apache-2.0\n")
     assert str(path) in done.stdout
 
 

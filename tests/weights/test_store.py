@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.weights.gguf_bytes import sound
-from ultrafast.errors import DownloadError, ModelNotFoundError
+from tests.weights.safetensors_bytes import write_directory
+from ultrafast.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from ultrafast.weights import store
 from ultrafast.weights.gguf import open_gguf
 from ultrafast.weights.store import DEFAULT_MODEL, KnownModel, Wheel, list_models, pull_model, resolve_model
@@ -290,7 +291,7 @@ def test_names_and_paths(cache: Path, tmp_path: Path) -> None:
 
 def test_list_says_what_is_cached(cache: Path) -> None:
     def paths() -> dict[str, Path | None]:
-        return {entry.model.name: entry.path for entry in list_models()}
+        return {entry.name: entry.path for entry in list_models()}
 
     assert paths() == {DEFAULT_MODEL: None, "gemma3-270m": None, "tiny": None}
     pulled = pull_model("tiny").path
@@ -316,6 +317,12 @@ def test_default_model_is_the_pinned_file(model_path: Path) -> None:
         assert hashlib.file_digest(file, "sha256").hexdigest() == store.KNOWN_MODELS[DEFAULT_MODEL].sha256
 
 
-def test_a_directory_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="directory"):
+def test_a_directory_is_a_model_where_it_holds_one(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="empty folder"):
         resolve_model(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="device"):
+        resolve_model("/dev/null")
+    write_directory(tmp_path / "My-Model")
+    location = resolve_model(str(tmp_path / "My-Model"))
+    assert (location.name, location.path) == ("My-Model", tmp_path / "My-Model")
+    assert location.size_bytes == (tmp_path / "My-Model" / "model.safetensors").stat().st_size

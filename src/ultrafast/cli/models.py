@@ -33,8 +33,8 @@ def list_() -> None:
     from ultrafast.weights.store import DEFAULT_MODEL, list_models
 
     for entry in list_models():
-        model = entry.model
         here = str(entry.path) if entry.path is not None else "not downloaded"
-        default = " (default)" if model.name == DEFAULT_MODEL else ""
-        output.write(f"{model.name}{default}  {model.file_bytes / 1e6:.1f} MB  {model.license}  {model.description}\n")
+        default = " (default)" if entry.name == DEFAULT_MODEL else ""
+        description = f"  {entry.description}" if entry.description else ""
+        output.write(f"{entry.name}{default}  {entry.byte_count / 1e6:.1f} MB{description}\n")
         output.write(f"    {here}\n")

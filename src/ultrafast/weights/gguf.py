@@ -94,7 +94,7 @@ _SCALARS: Final[dict[int, tuple[struct.Struct, np.dtype[Any]]]] = {
 _UINT32: Final = struct.Struct("<I")
 _UINT64: Final = struct.Struct("<Q")
 
-_PART_NAME: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+PART_NAME: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 # The name by which models and reference know a tensor of either format.
 GgufTensor = Tensor
@@ -156,7 +156,7 @@ def _read(path: Path, any_type: bool, header_limit: int) -> tuple[GgufFile, int]
 def _join(given: GgufFile, count: int, any_type: bool, header_budget: int) -> GgufFile:
     """The whole model of which ``given`` is one part; its parts lie beside it under the names of the format."""
     complaints = Complaints(given.path)
-    name = _PART_NAME.fullmatch(given.path.name)
+    name = PART_NAME.fullmatch(given.path.name)
     if name is None or int(name["count"]) != count:
         complaints.damaged(f"one of {count} parts, but its name does not end in -00001-of-{count:05}.gguf or the like")
     parts: list[GgufFile] = []

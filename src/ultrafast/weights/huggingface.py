@@ -79,6 +79,13 @@ def open_directory(path: str | Path, *, any_type: bool = False) -> HuggingFaceDi
     return HuggingFaceDirectory(directory, configuration, tensors, files)
 
 
+def weights_bytes(directory: Path) -> int:
+    """The size of a model directory's weights. Raises as ``open_directory`` where it holds no model."""
+    if kind := other_directory(directory, _names(directory)):
+        Complaints(directory).unsupported(kind)
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors") if path.is_file())
+
+
 def _names(directory: Path) -> set[str]:
     names = set()
     try:

