@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NoReturn
 
 from ultrafast.errors import DownloadError, ModelNotFoundError
 from ultrafast.weights import hub
@@ -133,11 +133,13 @@ def list_models() -> list[ModelEntry]:
     return known + pulled
 
 
-def resolve_model(name_or_path: str | None = None, *, progress: Progress | None = None) -> ModelLocation:
+def resolve_model(
+    name_or_path: str | None = None, *, progress: Progress | None = None, fetch: bool = True
+) -> ModelLocation:
     """The files of a known name or a hub's (pulled first where absent), of a path, or of the default model.
 
     A path is that of a ``.gguf`` file or of a directory with ``config.json`` and safetensors files. What is here is
-    used as it is, without a look at the network.
+    used as it is, without a look at the network. Without ``fetch``, what is not here counts as not found.
 
     Raises ``ModelNotFoundError`` for an unknown name or an absent file, ``UnsupportedModelError`` for a directory that
     holds no model, ``DownloadError`` where a pull fails.
@@ -145,10 +147,10 @@ def resolve_model(name_or_path: str | None = None, *, progress: Progress | None 
     wanted = name_or_path if name_or_path is not None else DEFAULT_MODEL
     if wanted.startswith(hub.PREFIX):
         name = hub.HubName.parse(wanted)
-        return hub.find_local(name) or hub.pull(name, progress)
+        return hub.find_local(name) or (hub.pull(name, progress) if fetch else _absent(wanted))
     model = KNOWN_MODELS.get(wanted.lower())
     if model is not None:
-        path = _cached(model) or _pull(model, progress)
+        path = _cached(model) or (_pull(model, progress) if fetch else _absent(model.name))
         return ModelLocation(model.name, path, model.file_bytes)
     path = Path(wanted)
     try:
@@ -221,6 +223,10 @@ def remove_model(name: str) -> None:
                 files[0].unlink(missing_ok=True)
     except OSError as error:
         raise DownloadError(f"cannot remove the model from {directory}: {storage_reason(error)}") from error
+
+
+def _absent(name: str) -> NoReturn:
+    raise ModelNotFoundError(f"that model is not downloaded; 'ultrafast models pull {name}' fetches it")
 
 
 def _known(name: str) -> KnownModel:
