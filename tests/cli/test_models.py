@@ -180,6 +180,9 @@ def test_run_of_a_hub_s_model_pulls_it(ultrafast: Ultrafast, tmp_path: Path) -> 
         assert len(hub.requests) == count
         listed = ultrafast("models", "list", **settings).stdout
         assert "hf:some/model-GGUF/model-Q4_1.gguf  98.4 MB" in listed
+        done = ultrafast("models", "pull", "hf:some/model-GGUF", HF_HUB_OFFLINE="1", **settings)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "HF_HUB_OFFLINE forbids to ask the hub" in done.stderr
         done = ultrafast("models", "pull", "hf:some/absent", **settings)
         assert done.returncode == 1
         assert done.stderr.startswith("error: 127.0.0.1 has no repository some/absent")

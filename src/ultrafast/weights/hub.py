@@ -60,7 +60,7 @@ class HubName:
     @property
     def staging(self) -> Path:
         """Where its files grow."""
-        return models_directory() / HUB_FOLDER / PARTIAL_FOLDER / self.repository.replace("/", "--")
+        return models_directory() / HUB_FOLDER / PARTIAL_FOLDER / self.repository
 
 
 def is_inner_name(name: str) -> bool:
@@ -180,20 +180,25 @@ def _fetch(name: HubName, hub: Hub, missing: list[RemoteFile]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HubEntry:
-    """A model of the hub that is here."""
+    """What is here of the hub: a model, or what an interrupted pull has left."""
 
     name: str  # as it is named to `--model` or `models remove`
-    location: ModelLocation
+    byte_count: int
+    path: Path
+    whole: bool
 
 
 def list_local() -> list[HubEntry]:
-    """The models of the hub that are here."""
+    """What is here of the hub."""
     entries = []
     for directory in sorted((models_directory() / HUB_FOLDER).glob("[!.]*/[!.]*")):
         name = HubName(f"{directory.parent.name}/{directory.name}", None, None)
         for one in choice.candidates(local_sizes(directory)):
-            file = "" if one.is_directory else f"/{one.entry}"
-            entries.append(HubEntry(f"{PREFIX}{name.repository}{file}", location(name, one)))
+            file, place = "" if one.is_directory else f"/{one.entry}", location(name, one)
+            entries.append(HubEntry(f"{PREFIX}{name.repository}{file}", place.size_bytes, place.path, True))
+    for staging in sorted((models_directory() / HUB_FOLDER / PARTIAL_FOLDER).glob("*/*")):
+        size = sum(path.stat().st_size for path in staging.iterdir())
+        entries.append(HubEntry(f"{PREFIX}{staging.parent.name}/{staging.name}", size, staging, False))
     return entries
 
 

@@ -129,8 +129,11 @@ def list_models() -> list[ModelEntry]:
         ModelEntry(model.name, f"{model.description}, {model.license}", model.file_bytes, _cached(model))
         for model in KNOWN_MODELS.values()
     ]
-    pulled = [ModelEntry(entry.name, "", entry.location.size_bytes, entry.location.path) for entry in hub.list_local()]
-    return known + pulled
+    interrupted = "of an interrupted pull; the next goes on from there"
+    return known + [
+        ModelEntry(entry.name, "" if entry.whole else interrupted, entry.byte_count, entry.path)
+        for entry in hub.list_local()
+    ]
 
 
 def resolve_model(

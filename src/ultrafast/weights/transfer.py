@@ -67,15 +67,17 @@ class RemoteFile:
     def matches(self, path: Path) -> bool:
         """Whether a file of the right size has the hash that the hub named; one of no known kind proves nothing."""
         if re.fullmatch(r"[0-9a-f]{64}", self.etag):
-            digest = hashlib.sha256()
+            digests = [hashlib.sha256()]
         elif re.fullmatch(r"[0-9a-f]{40}", self.etag):
-            digest = hashlib.sha1(b"blob %d\0" % self.byte_count, usedforsecurity=False)
+            # git's, which has the size before the content; mirrors are met that name the plain one.
+            digests = [hashlib.sha1(start, usedforsecurity=False) for start in (b"blob %d\0" % self.byte_count, b"")]
         else:
             return True
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-        return digest.hexdigest() == self.etag
+                for digest in digests:
+                    digest.update(chunk)
+        return any(digest.hexdigest() == self.etag for digest in digests)
 
 
 class Hub:
@@ -231,7 +233,7 @@ class Hub:
                 f"{self.host} has no repository {self.repository}, or it is private and {known}"
             ) from None
         except OfflineModeIsEnabled:
-            raise DownloadError(f"{self.repository} is not here, and HF_HUB_OFFLINE forbids to fetch it") from None
+            raise DownloadError(f"{self.repository}: HF_HUB_OFFLINE forbids to ask the hub") from None
         except LocalTokenNotFoundError:
             raise DownloadError(f"{self.repository} needs a token: set HF_TOKEN") from None
         except FileMetadataError:
