@@ -168,7 +168,8 @@ def map_file(path: Path) -> mmap.mmap:
 
 def shown(path: Path | str) -> str:
     """The path on one line, whatever characters it holds."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(path))
+    text = str(path)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def quoted(name: str) -> str:
