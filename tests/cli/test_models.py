@@ -174,6 +174,7 @@ def test_run_of_a_hub_s_model_pulls_it(ultrafast: Ultrafast, tmp_path: Path) -> 
         done = ultrafast(*arguments, **settings)
         assert done.returncode == 0, done.stderr
         assert "fetching Q4_1 of some/model-GGUF" in done.stderr
+        assert "unauthenticated" not in done.stderr  # what the hub says to the library is not for the screen
         count = len(hub.requests)
         again = ultrafast(*arguments, **settings)
         assert again.stdout == done.stdout

@@ -18,7 +18,8 @@ from ultrafast.weights.safetensors import INDEX_NAME, WEIGHTS_NAME
 # then larger ones, then smaller ones that lose more; unquantised files last.
 PREFERRED: Final = (
     *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K"),
-    *("Q8_0", "Q4_K_L", "Q5_K_L", "Q6_K_L", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "BF16", "F16", "F32"),
+    *("Q8_0", "Q4_K_L", "Q4_K_XL", "Q5_K_L", "Q5_K_XL", "Q6_K_L", "Q6_K_XL", "Q8_K_XL", "Q3_K_XL", "Q3_K_L", "Q3_K_M"),
+    *("Q3_K_S", "Q2_K_XL", "Q2_K_L", "Q2_K", "BF16", "F16", "F32"),
 )
 # The tensor types a file of this label is mostly made of, where they are not the label itself.
 _TYPES_OF: Final[dict[str, frozenset[str]]] = {
@@ -26,6 +27,7 @@ _TYPES_OF: Final[dict[str, frozenset[str]]] = {
     "Q3_K": frozenset(("Q3_K", "Q5_K")),
     "Q4_K": frozenset(("Q4_K", "Q6_K")),
     "Q5_K": frozenset(("Q5_K", "Q6_K")),
+    "Q8_K": frozenset(("Q8_0",)),
 }
 MEMORY_SHARE: Final = 0.8  # of the machine's memory that a model chosen for a person may take
 

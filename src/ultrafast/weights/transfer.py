@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import time
@@ -37,6 +38,9 @@ TIMEOUT_SECONDS: Final = 30.0
 MAX_FILES: Final = 20_000
 MAX_TRIES: Final = 5  # in a row that bring nothing
 FIRST_PAUSE_SECONDS: Final = 0.5  # doubled each time
+
+# Whatever goes wrong becomes one line of ours; the library's warnings would stand beside it, some with addresses.
+logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 _CHUNK_BYTES: Final = 1 << 18
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
