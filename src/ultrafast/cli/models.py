@@ -56,9 +56,7 @@ def list_() -> None:
 
 @app.command("inspect", short_help="Show what is in a model, and what of it runs here.")
 def inspect(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="A name, a .gguf file or a folder; or several.")
-    ],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="A name, a .gguf file or a folder; or several.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each model, one a line.")] = False,
 ) -> None:
     """Show architecture, parameters, tensor types and sizes of a model, and what this version does not support of it.
