@@ -42,4 +42,5 @@ env LD_PRELOAD="$preload" PYTHONPATH="$PWD/build/soak-thread" TSAN_OPTIONS=halt_
     OPENBLAS_NUM_THREADS=1 setarch -R "$python" -m pytest --capture=sys -o timeout=7200 tests/native tests/models
 
 echo "Long runs" >&2
-"$python" -m pytest -o timeout=7200 -m soak
+# Those of tests/weights, a million damaged models, have just run under the sanitizer.
+"$python" -m pytest -o timeout=7200 -m soak --ignore=tests/weights

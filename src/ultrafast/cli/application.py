@@ -36,7 +36,7 @@ app = typer.Typer(
 app.command("run", short_help="Answer one prompt.", context_settings={"allow_extra_args": True})(run.run)
 app.command("chat", short_help="Talk with the model.")(chat.chat)
 app.command("serve", short_help="Serve OpenAI's API on this machine.")(serve.serve)
-app.add_typer(models.app, name="models", short_help="Download and list models.")
+app.add_typer(models.app, name="models", short_help="Fetch, list, inspect and remove models.")
 app.command("doctor", short_help="Examine this machine and the speed on it.")(doctor.doctor)
 app.add_typer(bench.app, name="bench", short_help="Measure our engine beside its peers.")
 

@@ -1,40 +1,163 @@
-"""`ultrafast models`: the models known by name, and the files that are here."""
+"""`ultrafast models`: the models known by name and those that are here; fetching, looking into and removing them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ultrafast.cli import options, output
+from ultrafast.errors import ConfigurationError, ModelError
+
+if TYPE_CHECKING:
+    from ultrafast.weights.inspection import Inspection
+    from ultrafast.weights.source import ModelSource
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Download models and list them.", no_args_is_help=True, rich_markup_mode=None)
+NAMES = "A known name, hf:ORG/REPO, hf:ORG/REPO:QUANTISATION or hf:ORG/REPO/FILE."
+
+app = typer.Typer(help="Fetch models, list, inspect and remove them.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.command("pull", short_help="Download a model by name.")
+@app.command("pull", short_help="Fetch a model by name.")
 def pull(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Default: the default model.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help=f"{NAMES} Default: the default model.")] = None,
 ) -> None:
-    """Download a model by name and check its SHA-256; one that is here and intact is kept."""
+    """Fetch a model and check its hashes; what is here and intact is kept.
+
+    From a repository of the Hugging Face hub, without a quantisation named, comes the best that this version runs and
+    this machine holds. An interrupted pull from the hub goes on where it stopped.
+    """
     from ultrafast.cli.progress import download_progress
     from ultrafast.weights.store import DEFAULT_MODEL, pull_model
 
     wanted = DEFAULT_MODEL if name is None else options.text_of_argument(name)
     with download_progress() as progress:
         location = pull_model(wanted, progress=progress)
-    output.write(f"{location.name}  {location.size_bytes / 1e6:.1f} MB  {location.path}\n")
+    output.write(f"{location.name}  {megabytes(location.size_bytes)}  {location.path}\n")
 
 
-@app.command("list", short_help="List the known models and their files.")
+@app.command("list", short_help="List the known models and those that are here.")
 def list_() -> None:
-    """List the models known by name, and where the downloaded ones are."""
+    """List the models known by name and those fetched from a hub, with their sizes and places."""
     from ultrafast.weights.store import DEFAULT_MODEL, list_models
 
     for entry in list_models():
-        model = entry.model
         here = str(entry.path) if entry.path is not None else "not downloaded"
-        default = " (default)" if model.name == DEFAULT_MODEL else ""
-        output.write(f"{model.name}{default}  {model.file_bytes / 1e6:.1f} MB  {model.license}  {model.description}\n")
+        default = " (default)" if entry.name == DEFAULT_MODEL else ""
+        description = f"  {entry.description}" if entry.description else ""
+        output.write(f"{entry.name}{default}  {megabytes(entry.byte_count)}{description}\n")
         output.write(f"    {here}\n")
+
+
+@app.command("inspect", short_help="Show what is in a model, and what of it runs here.")
+def inspect(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", help="A name, a .gguf file or a folder; or several.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each model, one a line.")] = False,
+) -> None:
+    """Show architecture, parameters, tensor types and sizes of a model, and what this version does not support of it.
+
+    The model is not loaded, so it may be one that cannot be run. A file that is no model is named for what it is.
+    """
+    failed = False
+    for model in models:
+        try:
+            _inspect_one(options.text_of_argument(model), as_json)
+        except ModelError as error:
+            if len(models) == 1 and not as_json:
+                raise
+            failed = True
+            if as_json:
+                output.write(json.dumps({"model": model, "error": output.one_line(str(error))}) + "\n")
+            else:
+                output.error(str(error))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _inspect_one(model: str, as_json: bool) -> None:
+    from ultrafast.weights import open_model
+    from ultrafast.weights.inspection import inspect_source
+    from ultrafast.weights.store import resolve_model
+
+    location = resolve_model(model, fetch=False)
+    with open_model(location.path, any_type=True) as source:
+        facts = inspect_source(source)
+        unsupported = [*facts.unsupported, *_unsupported_parts(source)]
+    if as_json:
+        record = asdict(facts) | {"unsupported": unsupported, "types": [asdict(share) for share in facts.types]}
+        record["files"] = [{"name": name, "byte_count": size} for name, size in facts.files]
+        output.write(json.dumps({"model": location.name, "path": str(location.path), **record}) + "\n")
+    else:
+        output.write(_table(location.name, facts, unsupported))
+
+
+def _unsupported_parts(source: ModelSource) -> list[str]:
+    """What the layers above the files say against a model: its architecture, tokenizer and template."""
+    from ultrafast.models import model_configuration
+    from ultrafast.tokens.chat_template import ChatTemplate
+    from ultrafast.tokens.tokenizer import Tokenizer
+    from ultrafast.weights.gguf import GgufFile
+
+    reasons = []
+    try:
+        model_configuration(source)
+    except ModelError as error:
+        reasons.append(str(error).removeprefix(f"{source.path.name}: "))
+    if isinstance(source, GgufFile):
+        try:
+            tokenizer = Tokenizer.from_gguf(source)
+            if source.find("tokenizer.chat_template") is not None:
+                ChatTemplate.from_gguf(source, tokenizer)
+        except ModelError as error:
+            reasons.append(str(error))
+    return reasons
+
+
+def _table(name: str, facts: Inspection, unsupported: list[str]) -> str:
+    rows = [
+        ("model", f"{name}  ({facts.format})"),
+        ("architecture", facts.architecture or "not told"),
+        ("parameters", f"{facts.parameters / 1e6:,.1f} million"),
+        ("context", f"{facts.context:,} tokens" if facts.context else "not told"),
+        ("tensors", str(facts.tensors)),
+        *(("", f"{share.name:<8}{share.tensors:>6}{megabytes(share.byte_count):>14}") for share in facts.types),
+        *(("file", f"{megabytes(size)}  {file}") for file, size in facts.files),
+        ("per token", f"{megabytes(facts.bytes_per_token)} of weights are read to decode one token"),
+        ("tokenizer", facts.tokenizer or "none"),
+        ("template", "yes" if facts.chat_template else "none: a base model, for text to be continued"),
+    ]
+    rows += [("unsupported", reason) for reason in unsupported] or [("supported", "all of it")]
+    return "".join(f"{label:<14}{output.one_line(value) if label else value}\n" for label, value in rows)
+
+
+@app.command("remove", short_help="Delete a model's files from the cache.")
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=NAMES)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a model's files from the cache; files elsewhere are never touched.
+
+    hf:ORG/REPO stands for all that is here of the repository, also of an interrupted pull.
+    """
+    from ultrafast.weights.store import files_to_remove, remove_model
+
+    wanted = options.text_of_argument(name)
+    files = files_to_remove(wanted)
+    size = megabytes(sum(path.stat().st_size for path in files))
+    count = f"{len(files)} file{'s' * (len(files) > 1)}"
+    if not yes:
+        if not sys.stdin or not sys.stdin.isatty():
+            raise ConfigurationError(f"{count} of {size} would be deleted; --yes does it without asking")
+        typer.confirm(f"Delete {count} of {size} ({files[0]}{', …' * (len(files) > 1)})?", abort=True, err=True)
+    remove_model(wanted)
+    output.write(f"removed {count}, {size}\n")
+
+
+def megabytes(byte_count: int) -> str:
+    """A size for a person."""
+    return f"{byte_count / 1e6:,.1f} MB"

@@ -13,7 +13,8 @@ from ultrafast.models import llama, resources
 from ultrafast.models.configuration import ModelConfiguration, llama_configuration
 from ultrafast.models.loaded import BLOCK_TOKENS, LoadedModel, StepResult
 from ultrafast.models.sampling import SamplingParameters
-from ultrafast.weights.gguf import GgufFile, open_gguf
+from ultrafast.weights import ModelSource, open_model
+from ultrafast.weights.gguf import GgufFile
 
 __all__ = [
     "WANT_HIDDEN",
@@ -25,6 +26,7 @@ __all__ = [
     "SamplingParameters",
     "StepResult",
     "load_model",
+    "model_configuration",
 ]
 
 WANT_TOKEN: Final = 1  # the sampled token
@@ -62,8 +64,9 @@ def load_model(
     chosen_set = _instruction_set(instruction_set)
     threads = _threads(threads)
     cpus = resources.pinned_cpus(threads)
-    with open_gguf(path) as gguf:
-        configuration = _configuration(gguf)
+    with open_model(path) as source:
+        gguf = _runnable(source)
+        configuration = model_configuration(source)
         budget = memory_budget_bytes
         if budget is None:
             budget = int(resources.available_memory_bytes() * CONTEXT_MEMORY_SHARE)
@@ -125,7 +128,18 @@ def _build(
     return native, weight_bytes_per_token
 
 
-def _configuration(gguf: GgufFile) -> ModelConfiguration:
+def _runnable(source: ModelSource) -> GgufFile:
+    if not isinstance(source, GgufFile):
+        raise UnsupportedModelError(f"{source.path.name}: only GGUF files can be run by this version")
+    return source
+
+
+def model_configuration(source: ModelSource) -> ModelConfiguration:
+    """What an open model says of itself.
+
+    Raises ``UnsupportedModelError`` for what this version cannot run, ``ModelFileError`` where it makes no sense.
+    """
+    gguf = _runnable(source)
     if gguf.string("general.architecture") != "llama":
         raise UnsupportedModelError(f"{gguf.path.name}: only the llama architecture is supported in this version")
     return llama_configuration(gguf)

@@ -1,0 +1,73 @@
+"""The user's cache of model files: where it is, who may write to it now, and what is found in it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ultrafast.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLocation:
+    """A model file ready to be opened: the name it goes by, and where it is."""
+
+    name: str
+    path: Path
+    size_bytes: int
+
+
+class Progress(Protocol):
+    """Hears how a pull goes; called from the thread that pulls."""
+
+    def message(self, text: str) -> None:
+        """One line for a person."""
+
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        """``done_bytes`` of about ``total_bytes`` have arrived."""
+
+
+def cache_directory() -> Path:
+    """The directory of pulled models: ``$ULTRAFAST_CACHE``, else the user's cache directory of this platform."""
+    if chosen := os.environ.get("ULTRAFAST_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(shared).is_absolute():  # a relative one is to be ignored, says the XDG specification
+        return Path(shared) / "ultrafast"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise ConfigurationError("there is no home directory to keep models in; set ULTRAFAST_CACHE") from error
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "ultrafast"
+
+
+def models_directory() -> Path:
+    """Where model files lie in the cache."""
+    return cache_directory() / "models"
+
+
+@contextmanager
+def locked(directory: Path, progress: Progress | None) -> Iterator[None]:
+    """Hold the cache alone; says so where another process has to be waited for."""
+    with (directory / ".lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress:
+                progress.message("waiting for another process that is fetching a model")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield  # closing the file releases the lock
+
+
+def storage_reason(error: OSError) -> str:
+    """Why storing failed, in words for a person."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full" + (f" ({error.strerror})" if "needed" in (error.strerror or "") else "")
+    return error.strerror or type(error).__name__
