@@ -16,6 +16,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
 from ultrafast.errors import ModelFileError, RequestError, UnsupportedModelError
+from ultrafast.tokens.control_tokens import ControlTokens
 from ultrafast.tokens.sandbox import BoundedEnvironment, RefusedError, WorkLimitError
 from ultrafast.tokens.tokenizer import Tokenizer
 from ultrafast.weights.gguf import GgufFile
@@ -38,11 +39,6 @@ class ChatTemplate:
             raise ModelFileError(f"the chat template is longer than {MAX_TEMPLATE_LETTERS:,} letters")
         self._environment = BoundedEnvironment()
         self._tokenizer = tokenizer
-        self._prefixes = frozenset(text[:length] for text in tokenizer.control_texts for length in range(1, len(text)))
-        self._longest_control = max(map(len, tokenizer.control_texts), default=0)
-        self._control_pattern = re.compile(
-            "|".join(map(re.escape, sorted(tokenizer.control_texts, key=len, reverse=True))) or r"(?!)"
-        )
         self._variables = {
             name: tokenizer.token_bytes(index).decode("utf-8", "replace")
             for name, index in (
@@ -93,18 +89,12 @@ class ChatTemplate:
 
     def render_tokens(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """The prompt's token ids; control tokens come from the template alone, never from a message."""
-        shield = _Shield(self._control_pattern, self._prefixes, self._longest_control)
+        shield = _Shield(self._tokenizer.control_tokens)
         text = self.render(
             [shield.protect(message) for message in messages],
             **{name: shield.protect(value) for name, value in variables.items()},
         )
-        ids: list[int] = []
-        position = 0
-        for match in self._control_pattern.finditer(text):
-            ids += self._tokenizer.encode(shield.restore(text[position : match.start()]))
-            ids.append(self._tokenizer.control_texts[match.group()])
-            position = match.end()
-        return ids + self._tokenizer.encode(shield.restore(text[position:]))
+        return self._tokenizer.encode(text, special=True, restore=shield.restore)
 
     def _render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         defaults: dict[str, Any] = {"add_generation_prompt": True, "tools": None, "documents": None}
@@ -118,10 +108,8 @@ class _Shield:
     Placeholders carry a random nonce, so that no message can forge one.
     """
 
-    def __init__(self, pattern: re.Pattern[str], prefixes: frozenset[str], longest: int) -> None:
-        self._pattern = pattern
-        self._prefixes = prefixes
-        self._longest = longest
+    def __init__(self, control_tokens: ControlTokens) -> None:
+        self._control_tokens = control_tokens
         self._nonce = secrets.token_hex(8)
         self._originals: list[str] = []
 
@@ -142,11 +130,15 @@ class _Shield:
         return re.sub(rf"\ufdd0{self._nonce}([0-9]+)\ufdd1", lambda match: self._originals[int(match.group(1))], text)
 
     def _protect_text(self, text: str) -> str:
-        text = self._pattern.sub(lambda match: self._placeholder(match.group()), text)
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            if text[-length:] in self._prefixes:
-                return text[:-length] + self._placeholder(text[-length:])
-        return text
+        parts: list[str] = []
+        position = 0
+        for start, end, token in self._control_tokens.find(text):
+            parts += (text[position:start], self._placeholder(token.text))
+            position = end
+        rest = text[position:]
+        if begun := self._control_tokens.begun_at_end(rest):
+            rest = rest[:-begun] + self._placeholder(rest[-begun:])
+        return "".join([*parts, rest])
 
     def _placeholder(self, original: str) -> str:
         self._originals.append(original)
