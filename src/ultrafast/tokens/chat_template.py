@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Self
 
 from jinja2 import nodes
@@ -17,6 +18,7 @@ from jinja2.exceptions import SecurityError
 
 from ultrafast.errors import ModelFileError, RequestError, UnsupportedModelError
 from ultrafast.tokens.control_tokens import ControlTokens
+from ultrafast.tokens.directory_files import read_chat_template
 from ultrafast.tokens.sandbox import BoundedEnvironment, RefusedError, WorkLimitError
 from ultrafast.tokens.tokenizer import Tokenizer
 from ultrafast.weights.gguf import GgufFile
@@ -69,6 +71,14 @@ class ChatTemplate:
         if "tokenizer.chat_template" not in gguf.metadata:
             raise UnsupportedModelError("the model file carries no chat template")
         return cls(gguf.string("tokenizer.chat_template"), tokenizer)
+
+    @classmethod
+    def from_directory(cls, directory: Path, tokenizer: Tokenizer) -> Self:
+        """The template of a Hugging Face directory; ``UnsupportedModelError`` where it has none."""
+        source = read_chat_template(directory)
+        if source is None:
+            raise UnsupportedModelError("the model's directory holds no chat template")
+        return cls(source, tokenizer)
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """The prompt text, ending where the assistant's answer begins; ``variables`` are added or override.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Self
 
 from ultrafast.errors import RequestError
-from ultrafast.tokens import gguf_vocabulary
+from ultrafast.tokens import directory_vocabulary, gguf_vocabulary
 from ultrafast.tokens.control_tokens import ControlTokens
 from ultrafast.tokens.vocabulary import Vocabulary
 from ultrafast.weights.gguf import GgufFile
@@ -39,6 +40,15 @@ class Tokenizer:
         for a vocabulary that contradicts itself.
         """
         return cls(gguf_vocabulary.read_vocabulary(gguf))
+
+    @classmethod
+    def from_directory(cls, directory: Path, *, vocabulary_size: int | None = None) -> Self:
+        """The tokenizer of a Hugging Face directory: tokenizer.json and the small files beside it.
+
+        ``vocabulary_size``: the model's, where its matrices have more rows than there are tokens; the rest stand for
+        nothing. Raises ``ModelFileError`` for absent or damaged files, ``UnsupportedModelError`` for another kind.
+        """
+        return cls(directory_vocabulary.read_vocabulary(directory, vocabulary_size))
 
     @property
     def vocabulary_size(self) -> int:
