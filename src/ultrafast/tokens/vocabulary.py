@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -55,6 +54,7 @@ def _byte_alphabet() -> dict[int, int]:
 
 
 _BYTE_OF_LETTER: Final = _byte_alphabet()
+_BYTE_TEXTS: Final = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def byte_level_bytes(texts: list[str], literal_ids: Collection[int]) -> list[bytes]:
@@ -80,7 +80,7 @@ def sentence_piece_bytes(texts: list[str], control_ids: Collection[int], byte_id
 
 def is_byte_token(text: str) -> bool:
     """Whether a token is written as those that stand for one byte are."""
-    return re.fullmatch("<0x[0-9A-Fa-f]{2}>", text) is not None
+    return text in _BYTE_TEXTS
 
 
 def check_texts(texts: list[str]) -> None:
