@@ -51,14 +51,15 @@ def strings() -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+# The reference for unused pieces knows no control tokens in text.
+@pytest.mark.parametrize(
+    ("family", "special"),
+    [(family, special) for family in FAMILIES for special in (False, True) if not (special and family == "unused")],
+)
 def test_ids_equal_those_of_transformers(
     family: str, special: bool, golden: dict[str, Any], strings: list[str]
 ) -> None:
     mode = "special" if special else "plain"
-    if mode not in golden[family]:
-        pytest.skip("the reference for this family knows no control tokens in text")
     tokenizer = tokenizer_of(family)
     for kind, group in zip(KINDS, by_kind(strings), strict=True):
         ours = digest("\n".join(digest_of_ids(tokenizer.encode(text, special=special)) for text in group))
