@@ -41,5 +41,6 @@ MatrixSource matrix_source(const std::string& type, const InputArray<std::uint8_
 
 void register_model(nanobind::module_& module);
 void register_kernels(nanobind::module_& module);
+void register_sentence_piece(nanobind::module_& module);
 
 }  // namespace ultrafast

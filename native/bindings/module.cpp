@@ -61,6 +61,7 @@ NB_MODULE(_native, module) {
   module.doc() = "Ultrafast's kernels and runtime.";
   module.def("instruction_sets", &ultrafast::instruction_sets, "Instruction sets this processor runs, fastest first.");
   ultrafast::register_model(module);
+  ultrafast::register_sentence_piece(module);
   nb::module_ kernels = module.def_submodule("kernels", "Single kernels, for tests against their plain twins.");
   ultrafast::register_kernels(kernels);
 }

@@ -131,6 +131,13 @@ class Model:
     @property
     def regions(self) -> list[tuple[int, int]]: ...
 
+class SentencePiece:
+    """Text to pieces by score; see native/runtime/sentence_piece.h."""
+
+    def __init__(self, *, texts: Sequence[str], scores: Float32Array, types: Int32Array, unknown: int) -> None: ...
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text whose spaces are U+2581 already; lets go of the GIL."""
+
 class kernels:  # noqa: N801 - a submodule
     """Single kernels, for tests against their plain twins."""
 

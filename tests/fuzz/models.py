@@ -13,12 +13,35 @@ TEMPLATE = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 
 
-def write_llama(path: Path, type_name: str, *, tied: bool) -> None:
-    """A llama of two layers with random weights stored as ``type_name``; norms are F32."""
+def _add_byte_level(writer: gguf.GGUFWriter) -> int:
+    tokens = [*sorted(ByteLevel.alphabet()), "th", "the", "Ġa", "<|start|>", "<|end|>", "<tool>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * (len(tokens) - 3) + [3, 3, 4])
+    writer.add_token_merges(["t h", "th e", "Ġ a"])
+    return len(tokens)
+
+
+def _add_pieces(writer: gguf.GGUFWriter) -> int:
+    pieces = ["\u2581", "t", "h", "e", "th", "the", "\u2581the", "\u2581t"]
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<|start|>", "<|end|>", "  "]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types([2, *[6] * 256, *[1] * 7, 5, 3, 3, 4])
+    writer.add_token_scores([0.0] * 257 + [-float(index) for index in range(len(pieces))] + [0.0] * 3)
+    writer.add_unk_token_id(0)
+    writer.add_add_space_prefix(True)
+    return len(tokens)
+
+
+def write_llama(path: Path, type_name: str, *, tied: bool, pieces: bool = False) -> None:
+    """A llama of two layers with random weights stored as ``type_name``; norms are F32. ``pieces``: its vocabulary is
+    one of SentencePiece, else byte-level.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     random = np.random.default_rng(5)
-    tokens = [*sorted(ByteLevel.alphabet()), "th", "the", "Ġa", "<|start|>", "<|end|>", "<tool>"]
-    vocabulary = len(tokens)
+    vocabulary = (_add_pieces if pieces else _add_byte_level)(writer)
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
@@ -30,11 +53,6 @@ def write_llama(path: Path, type_name: str, *, tied: bool) -> None:
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_vocab_size(vocabulary)
     writer.add_custom_alignment(32)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([1] * (vocabulary - 3) + [3, 3, 4])
-    writer.add_token_merges(["t h", "th e", "Ġ a"])
     writer.add_bos_token_id(vocabulary - 3)
     writer.add_eos_token_id(vocabulary - 2)
     writer.add_add_bos_token(False)
@@ -73,10 +91,10 @@ def write_llama(path: Path, type_name: str, *, tied: bool) -> None:
 
 
 def write_all(directory: Path) -> list[Path]:
-    """One file of each tensor type; ``F32``, ``Q8_0`` and ``Q4_1`` with tied output."""
+    """One file of each tensor type; ``F32``, ``Q8_0`` and ``Q4_1`` with tied output, ``F16``, ``Q4_0`` with pieces."""
     paths = []
     for type_name in TYPES:
         path = directory / f"{type_name}.gguf"
-        write_llama(path, type_name, tied=type_name in ("F32", "Q8_0", "Q4_1"))
+        write_llama(path, type_name, tied=type_name in ("F32", "Q8_0", "Q4_1"), pieces=type_name in ("F16", "Q4_0"))
         paths.append(path)
     return paths

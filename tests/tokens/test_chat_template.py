@@ -128,12 +128,13 @@ def test_what_templates_use_works(tokenizer: Tokenizer) -> None:
     {{- tools is none }}{{ 'x' is defined }}{{ missing | default('d') }}{{ messages
     | selectattr('role', 'equalto', 'user') | list | length }}
     {{- {'k': 1}.items() | list }}{{ 'ab' in messages[0].content }}{{ "q\\n" | tojson(indent=2) -}}
+    {%- set inside = 1 -%}{%- generation -%}{%- set inside = 2 -%}g{{ inside }}{%- endgeneration -%}{{ inside -}}
     """
     messages = [{"role": "user", "content": " abc "}, {"role": "system", "content": "s"}]
     assert ChatTemplate(source, tokenizer).render(messages) == (
         "  abc<|im_start|>|C|"
         '{"b": [1, 2.5, null], "a": "é<"}1,3a+b'
-        "n=1['user', 'system']1TrueTrued1[('k', 1)]True\"q\\n\""
+        "n=1['user', 'system']1TrueTrued1[('k', 1)]True\"q\\n\"g21"
     )
 
 

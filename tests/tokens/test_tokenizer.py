@@ -215,10 +215,10 @@ def test_the_minimum_is_worth_having(tokenizer: Tokenizer) -> None:
 
 FAULTS: dict[str, tuple[type[ModelError], dict[str, Any]]] = {
     "no model": (ModelFileError, {"model": None}),
-    "another model": (UnsupportedModelError, {"model": "llama"}),
+    "another model": (UnsupportedModelError, {"model": "bert"}),
+    "pieces without scores": (ModelFileError, {"model": "llama"}),
     "hostile model name": (UnsupportedModelError, {"model": "\x1b[2J\n"}),
     "unknown family": (UnsupportedModelError, {"pre": "gemma4"}),
-    "no family": (UnsupportedModelError, {"pre": None}),
     "no tokens": (ModelFileError, {"tokens": None}),
     "empty vocabulary": (ModelFileError, {"tokens": [], "token_type": np.array([], np.int32), "merges": []}),
     "tokens of numbers": (ModelFileError, {"tokens": np.arange(10)}),

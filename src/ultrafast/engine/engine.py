@@ -141,7 +141,9 @@ class Engine:
         want = WANT_TOKEN | WANT_TOP if request.logprobs else WANT_TOKEN
         for index in range(request.choices):
             sequence = Sequence(len(prompt), token_limit, state.arrived, request.tier)
-            output = ChoiceOutput(self._tokenizer, request.stop, ignore_end=request.ignore_end)
+            output = ChoiceOutput(
+                self._tokenizer, request.stop, ignore_end=request.ignore_end, previous=int(prompt[-1])
+            )
             self._scheduler.add(sequence)  # can only refuse the first: all choices are of one size
             choice = _Choice(state, index, sequence, output, token_limit, want)
             self._choices[sequence] = choice

@@ -16,8 +16,11 @@ class ChoiceOutput:
     Concatenated, the texts returned equal the decoding of all tokens at once, cut at the first stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, ignore_end: bool) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str], *, ignore_end: bool, previous: int | None = None
+    ) -> None:
+        """``previous``: the prompt's last token."""
+        self._detokenizer = IncrementalDetokenizer(tokenizer, previous=previous)
         self._filter = StopStringFilter(stop) if stop else None
         self._end_ids = frozenset[int]() if ignore_end else tokenizer.end_ids
 

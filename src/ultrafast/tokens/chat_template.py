@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Self
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
 from ultrafast.errors import ContextLengthError, ModelFileError, RequestError, UnsupportedModelError
+from ultrafast.tokens.control_tokens import ControlTokens
+from ultrafast.tokens.directory_files import read_chat_template
 from ultrafast.tokens.sandbox import BoundedEnvironment, RefusedError, WorkLimitError
 from ultrafast.tokens.tokenizer import Tokenizer
 from ultrafast.weights.gguf import GgufFile
@@ -38,11 +41,6 @@ class ChatTemplate:
             raise ModelFileError(f"the chat template is longer than {MAX_TEMPLATE_LETTERS:,} letters")
         self._environment = BoundedEnvironment()
         self._tokenizer = tokenizer
-        self._prefixes = frozenset(text[:length] for text in tokenizer.control_texts for length in range(1, len(text)))
-        self._longest_control = max(map(len, tokenizer.control_texts), default=0)
-        self._control_pattern = re.compile(
-            "|".join(map(re.escape, sorted(tokenizer.control_texts, key=len, reverse=True))) or r"(?!)"
-        )
         self._variables = {
             name: tokenizer.token_bytes(index).decode("utf-8", "replace")
             for name, index in (
@@ -74,6 +72,14 @@ class ChatTemplate:
             raise UnsupportedModelError("the model file carries no chat template")
         return cls(gguf.string("tokenizer.chat_template"), tokenizer)
 
+    @classmethod
+    def from_directory(cls, directory: Path, tokenizer: Tokenizer) -> Self:
+        """The template of a Hugging Face directory; ``UnsupportedModelError`` where it has none."""
+        source = read_chat_template(directory)
+        if source is None:
+            raise UnsupportedModelError("the model's directory holds no chat template")
+        return cls(source, tokenizer)
+
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """The prompt text, ending where the assistant's answer begins; ``variables`` are added or override.
 
@@ -96,26 +102,18 @@ class ChatTemplate:
 
         Raises ``ContextLengthError`` where they leave no room in ``context``, mostly before encoding them.
         """
-        shield = _Shield(self._control_pattern, self._prefixes, self._longest_control)
+        shield = _Shield(self._tokenizer.control_tokens)
         text = self.render(
             [shield.protect(message) for message in messages],
             **{name: shield.protect(value) for name, value in variables.items()},
         )
-        pieces: list[str] = []
-        controls: list[int] = []
-        position = 0
-        for match in self._control_pattern.finditer(text):
-            pieces.append(shield.restore(text[position : match.start()]))
-            controls.append(self._tokenizer.control_texts[match.group()])
-            position = match.end()
-        pieces.append(shield.restore(text[position:]))
         if context is not None:
-            fewest = len(controls) + sum(map(self._tokenizer.minimum_tokens, pieces))
+            parts = self._tokenizer.control_tokens.cut(text)
+            fewest = sum(
+                self._tokenizer.minimum_tokens(shield.restore(part)) if isinstance(part, str) else 1 for part in parts
+            )
             _check_room(fewest, context, "at least ")
-        ids = self._tokenizer.encode(pieces[0])
-        for control, piece in zip(controls, pieces[1:], strict=True):
-            ids.append(control)
-            ids += self._tokenizer.encode(piece)
+        ids = self._tokenizer.encode(text, special=True, restore=shield.restore)
         if context is not None:
             _check_room(len(ids), context)
         return ids
@@ -141,10 +139,8 @@ class _Shield:
     Placeholders carry a random nonce, so that no message can forge one.
     """
 
-    def __init__(self, pattern: re.Pattern[str], prefixes: frozenset[str], longest: int) -> None:
-        self._pattern = pattern
-        self._prefixes = prefixes
-        self._longest = longest
+    def __init__(self, control_tokens: ControlTokens) -> None:
+        self._control_tokens = control_tokens
         self._nonce = secrets.token_hex(8)
         self._originals: list[str] = []
 
@@ -165,11 +161,15 @@ class _Shield:
         return re.sub(rf"\ufdd0{self._nonce}([0-9]+)\ufdd1", lambda match: self._originals[int(match.group(1))], text)
 
     def _protect_text(self, text: str) -> str:
-        text = self._pattern.sub(lambda match: self._placeholder(match.group()), text)
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            if text[-length:] in self._prefixes:
-                return text[:-length] + self._placeholder(text[-length:])
-        return text
+        parts: list[str] = []
+        position = 0
+        for start, end, token in self._control_tokens.find(text):
+            parts += (text[position:start], self._placeholder(token.text))
+            position = end
+        rest = text[position:]
+        if begun := self._control_tokens.begun_at_end(rest):
+            rest = rest[:-begun] + self._placeholder(rest[-begun:])
+        return "".join([*parts, rest])
 
     def _placeholder(self, original: str) -> str:
         self._originals.append(original)

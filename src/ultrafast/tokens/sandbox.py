@@ -20,6 +20,8 @@ from typing import Any, Final
 import jinja2
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -63,6 +65,16 @@ class RefusedError(Exception):
     """The template itself refused, by ``raise_exception``; the text is the template's."""
 
 
+class _GenerationBlock(Extension):
+    """``{% generation %}`` marks the model's own words in templates made for training; here it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Compiles and runs one template within ``MAX_WORK``; use ``budget()`` around both."""
 
@@ -74,7 +86,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
             finalize=self.text,
         )
         self._remaining: ContextVar[list[int]] = ContextVar("remaining")
