@@ -72,7 +72,6 @@ DAMAGED: dict[str, bytes] = {
     "empty": b"",
     "magic only": b"GGUF",
     "other magic": gguf(magic=b"GGML"),
-    "text": b"#!/bin/sh\necho this is not a model file at all\n",
     # dimensions
     "dimension 0": gguf([], [tensor("t", [4, 0], F32, 0)], bytes(64)),
     "first dimension 0": gguf([], [tensor("t", [0], F32, 0)], bytes(64)),
@@ -106,6 +105,10 @@ DAMAGED: dict[str, bytes] = {
     "alignment a truth": gguf([alignment(1, BOOL)], [tensor("t", [4], F32, 0)], bytes(64)),
     "alignment a text": gguf([entry("general.alignment", STRING, string("32"))]),
     "alignment an array": gguf([entry("general.alignment", ARRAY, array(UINT32, [scalar(UINT32, 32)]))]),
+    # parts
+    "a part under another name": gguf([entry("split.count", UINT32, scalar(UINT32, 4))]),
+    "parts without number": gguf([entry("split.count", UINT32, scalar(UINT32, HUGE % 2**32))]),
+    "parts of text": gguf([entry("split.count", STRING, string("2"))]),
     # names
     "empty key": gguf([entry("", UINT32, scalar(UINT32, 1))]),
     "duplicate key": gguf([entry("k", UINT32, scalar(UINT32, 1)), entry("k", STRING, string("x"))]),
@@ -138,6 +141,7 @@ DAMAGED: dict[str, bytes] = {
 }  # fmt: skip
 
 UNSUPPORTED: dict[str, bytes] = {
+    "text": b"#!/bin/sh\necho this is not a model file at all\n",
     "version 0 is big-endian or nothing": gguf(version=0),
     "version 1": gguf(version=1),
     "version 4": gguf(version=4),
@@ -147,7 +151,6 @@ UNSUPPORTED: dict[str, bytes] = {
     "type beyond all": gguf([], [tensor("t", [256], 2**32 - 1, 0)], bytes(256)),
     "array of arrays": gguf([entry("k", ARRAY, array(ARRAY, [array(UINT32, [scalar(UINT32, 1)])]))]),
     "arrays nested deeply": gguf([entry("k", ARRAY, struct.pack("<IQ", ARRAY, 1) * 10_000)]),
-    "split": gguf([entry("split.count", UINT32, scalar(UINT32, 4))]),
 }
 
 

@@ -1,1 +1,30 @@
 """Model files: finding and fetching them, and reading them with distrust."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ultrafast.weights.gguf import open_gguf
+from ultrafast.weights.huggingface import CONFIGURATION_NAME, LORA, open_directory
+from ultrafast.weights.source import Complaints, ModelSource
+
+__all__ = ["ModelSource", "open_model"]
+
+
+def open_model(path: str | Path, *, any_type: bool = False) -> ModelSource:
+    """Open the model at ``path``: a GGUF file, any part of a split one, or a Hugging Face directory.
+
+    Raises the ``ModelError`` kinds, each with one line that says what the path is and what to do. With ``any_type``,
+    what this version cannot run is opened too: it is how a model is inspected.
+    """
+    path = Path(path)
+    try:
+        is_directory, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError):  # a path that cannot be: the reader says so
+        is_directory = is_file = False
+    if is_directory:
+        return open_directory(path, any_type=any_type)
+    if is_file and path.suffix == ".safetensors":
+        elsewhere = f"weights without their description: name the folder in which they and {CONFIGURATION_NAME} lie"
+        Complaints(path).unsupported(LORA if path.name.startswith("adapter_") else elsewhere)
+    return open_gguf(path, any_type=any_type)

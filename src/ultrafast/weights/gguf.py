@@ -12,28 +12,35 @@ from __future__ import annotations
 import math
 import mmap
 import re
-import stat
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ultrafast.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from ultrafast.errors import ModelNotFoundError
+from ultrafast.weights.recognise import other_kind
+from ultrafast.weights.source import (
+    MAX_TENSOR_ELEMENTS,
+    MAX_TENSOR_NAME_BYTES,
+    MAX_TENSORS,
+    Complaints,
+    ModelSource,
+    Tensor,
+    map_file,
+    quoted,
+)
 
 MAX_HEADER_BYTES: Final = 128 << 20  # everything before the tensor data; the largest vocabularies need about 30 MiB
 MAX_METADATA_ENTRIES: Final = 65_536
 MAX_KEY_BYTES: Final = 65_535  # the format's own limit
 MAX_STRING_BYTES: Final = 16 << 20
 MAX_STRING_ELEMENTS: Final = 4 << 20  # strings in all arrays together: each costs about 60 bytes of memory
-MAX_TENSORS: Final = 65_536
-MAX_TENSOR_NAME_BYTES: Final = 255
 MAX_DIMENSIONS: Final = 4
-MAX_TENSOR_ELEMENTS: Final = 1 << 40
+MAX_PARTS: Final = 1_000
 MAX_ALIGNMENT_BYTES: Final = 1 << 20
 DEFAULT_ALIGNMENT_BYTES: Final = 32
 
@@ -63,11 +70,18 @@ TENSOR_TYPES: Final[dict[int, TensorType]] = {
 }
 SUPPORTED_TYPE_NAMES: Final = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
 
-# Types this version cannot run, named only so that the refusal can say which one it met.
-_OTHER_TYPE_NAMES: Final[dict[int, str]] = {
-    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
-    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+# Types this version cannot run, known so that a refusal can name them and `models inspect` can measure them.
+OTHER_TENSOR_TYPES: Final[dict[int, TensorType]] = {
+    code: TensorType(name, block_elements, block_bytes)
+    for code, name, block_elements, block_bytes in (
+        (6, "Q5_0", 32, 22), (7, "Q5_1", 32, 24), (9, "Q8_1", 32, 40), (10, "Q2_K", 256, 84), (11, "Q3_K", 256, 110),
+        (12, "Q4_K", 256, 144), (13, "Q5_K", 256, 176), (14, "Q6_K", 256, 210), (15, "Q8_K", 256, 292),
+        (16, "IQ2_XXS", 256, 66), (17, "IQ2_XS", 256, 74), (18, "IQ3_XXS", 256, 98), (19, "IQ1_S", 256, 50),
+        (20, "IQ4_NL", 32, 18), (21, "IQ3_S", 256, 110), (22, "IQ2_S", 256, 82), (23, "IQ4_XS", 256, 136),
+        (24, "I8", 1, 1), (25, "I16", 1, 2), (26, "I32", 1, 4), (27, "I64", 1, 8), (28, "F64", 1, 8),
+        (29, "IQ1_M", 256, 56), (34, "TQ1_0", 256, 54), (35, "TQ2_0", 256, 66), (39, "MXFP4", 32, 17),
+        (40, "NVFP4", 64, 36), (41, "Q1_0", 128, 18),
+    )
 }  # fmt: skip
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
@@ -81,33 +95,19 @@ _UINT32: Final = struct.Struct("<I")
 _UINT64: Final = struct.Struct("<Q")
 
 _INCOMPLETE: Final = "the download may be incomplete: fetch the file again"
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,80}")
+_PART_NAME: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+# The name by which models and reference know a tensor of either format.
+GgufTensor = Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """One tensor of an open file.
-
-    ``shape`` is in NumPy order, rows first, so the last axis is contiguous (the file lists it the other way round).
-    ``data`` is a read-only ``uint8[byte_count]`` view into the mapped file: no copy, and valid for as long as it is
-    referenced, even after the file object is closed.
-    """
-
-    name: str
-    type_name: str
-    shape: tuple[int, ...]
-    byte_count: int
-    data: NDArray[np.uint8]
-
-
-class GgufFile:
+class GgufFile(ModelSource):
     """An open, validated GGUF file; made by ``open_gguf``.
 
     ``metadata`` maps keys to values: ``bool``, ``int``, ``float``, ``str``, ``list[str]`` for arrays of strings, and
     one-dimensional NumPy arrays for arrays of numbers. Strings are decoded as UTF-8 with ``surrogateescape``, so a
     value that is not UTF-8 still holds its exact bytes: ``text.encode("utf-8", "surrogateescape")`` gives them back.
-
-    The typed accessors raise ``ModelFileError`` where a key is absent without default, or holds another kind of value.
+    Of a split model, it is the first part's.
     """
 
     def __init__(
@@ -116,115 +116,84 @@ class GgufFile:
         version: int,
         alignment: int,
         metadata: dict[str, MetadataValue],
-        tensors: dict[str, GgufTensor],
+        tensors: dict[str, Tensor],
+        *,
+        files: tuple[Path, ...] = (),
     ) -> None:
-        self.path = path
+        super().__init__(path, metadata, tensors, files or (path,))
         self.version = version
         self.alignment = alignment
-        self.metadata = metadata
-        self.tensors = tensors
-
-    def close(self) -> None:
-        """Let go of the mapping; it is unmapped when the last tensor view taken from it dies."""
-        self.tensors = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
-        """The integer at ``key``, checked to lie in ``minimum..maximum``."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self._wrong(key, "an integer")
-        if not minimum <= value <= maximum:
-            raise ModelFileError(f"{shown_path(self.path)}: metadata {key} is outside {minimum}..{maximum}")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """The finite number at ``key``."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            self._wrong(key, "a finite number")
-        return float(value)
-
-    def boolean(self, key: str, default: bool | None = None) -> bool:
-        """The truth value at ``key``."""
-        value = self._value(key, default)
-        if not isinstance(value, bool):
-            self._wrong(key, "a boolean")
-        return value
-
-    def string(self, key: str, default: str | None = None) -> str:
-        """The string at ``key``."""
-        value = self._value(key, default)
-        if not isinstance(value, str):
-            self._wrong(key, "a string")
-        return value
-
-    def strings(self, key: str, default: list[str] | None = None) -> list[str]:
-        """The array of strings at ``key``."""
-        value = self._value(key, default)
-        if not isinstance(value, list):
-            self._wrong(key, "an array of strings")
-        return value
-
-    def numbers(self, key: str, default: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The one-dimensional array of numbers at ``key``."""
-        value = self._value(key, default)
-        if not isinstance(value, np.ndarray):
-            self._wrong(key, "an array of numbers")
-        return value
-
-    def _value(self, key: str, default: MetadataValue | None) -> MetadataValue:
-        value = self.metadata.get(key, default)
-        if value is None:
-            raise ModelFileError(f"{shown_path(self.path)}: metadata {key} is missing")
-        return value
-
-    def _wrong(self, key: str, expected: str) -> NoReturn:
-        raise ModelFileError(f"{shown_path(self.path)}: metadata {key} is not {expected}")
 
 
-def open_gguf(path: str | Path) -> GgufFile:
-    """Open and validate the GGUF file at ``path``.
+def open_gguf(path: str | Path, *, any_type: bool = False) -> GgufFile:
+    """Open and validate the GGUF file at ``path``, with all its parts where it is one of a split model.
 
-    Time and memory are bounded by the size of the file's header, itself at most ``MAX_HEADER_BYTES``. The file must
-    not be shortened while it is open: a mapping cannot outlive its bytes.
+    Time and memory are bounded by the size of the headers, together at most ``MAX_HEADER_BYTES``. A file must not be
+    shortened while it is open: a mapping cannot outlive its bytes. With ``any_type``, tensors and contents that this
+    version cannot run are no error: it is how a file is inspected.
 
     Raises ``ModelNotFoundError`` where there is no readable file, ``ModelFileError`` for a damaged or hostile one, and
     ``UnsupportedModelError`` for a sound one of a version, byte order or tensor type this version cannot run.
     """
     path = Path(path)
-    try:
-        # Asked before opening: opening a pipe would wait for its writer.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ModelNotFoundError(f"{shown_path(path)}: not a regular file")
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(0)
-            if file.read(len(MAGIC)) != MAGIC:
-                raise ModelFileError(f"{shown_path(path)}: not a GGUF file (its first four bytes are not GGUF)")
-            if size < _FIXED_HEADER.size:
-                raise ModelFileError(f"{shown_path(path)}: the file ends inside its header; {_INCOMPLETE}")
-            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
-        raise ModelNotFoundError(f"{shown_path(path)}: {reason}") from error
-    return _Parser(path, mapping).parse()
+    first, header_bytes = _read(path, any_type, MAX_HEADER_BYTES)
+    count = first.metadata.get("split.count", 1)
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_PARTS:
+        Complaints(path).damaged(f"split.count is not an integer from 0 to {MAX_PARTS:,}")
+    return first if count <= 1 else _join(first, count, any_type, MAX_HEADER_BYTES - header_bytes)
 
 
-class _Parser:
+def _read(path: Path, any_type: bool, header_limit: int) -> tuple[GgufFile, int]:
+    """(the file, the size of its header)."""
+    mapping = map_file(path)
+    if not MAGIC.startswith(mapping[:4]) and (kind := other_kind(path, mapping)):
+        Complaints(path).unsupported(kind)
+    if len(mapping) < _FIXED_HEADER.size:
+        Complaints(path).damaged(f"too short to be a GGUF file ({len(mapping)} bytes)")
+    parser = _Parser(path, mapping, any_type, header_limit)
+    return parser.parse(), parser.position
+
+
+def _join(given: GgufFile, count: int, any_type: bool, header_budget: int) -> GgufFile:
+    """The whole model of which ``given`` is one part; its parts lie beside it under the names of the format."""
+    complaints = Complaints(given.path)
+    name = _PART_NAME.fullmatch(given.path.name)
+    if name is None or int(name["count"]) != count:
+        complaints.damaged(f"one of {count} parts, but its name does not end in -00001-of-{count:05}.gguf or the like")
+    parts: list[GgufFile] = []
+    for number in range(1, count + 1):
+        path = given.path.with_name(f"{name['stem']}-{number:05}-of-{count:05}.gguf")
+        if number == int(name["number"]):
+            part = given
+        else:
+            try:
+                part, header_bytes = _read(path, any_type, header_budget)
+            except ModelNotFoundError:
+                complaints.damaged(f"part {number} of {count} is missing: {path.name} belongs beside it")
+            header_budget -= header_bytes
+        if part.metadata.get("split.no") != number - 1 or part.metadata.get("split.count") != count:
+            complaints.damaged(f"part {number} of {count} does not say that it is that part")
+        parts.append(part)
+    tensors: dict[str, Tensor] = {}
+    for part in parts:
+        if repeated := tensors.keys() & part.tensors.keys():
+            complaints.damaged(f"two parts hold the tensor {quoted(min(repeated))}")
+        tensors |= part.tensors
+    if len(tensors) > MAX_TENSORS or parts[0].metadata.get("split.tensors.count", len(tensors)) != len(tensors):
+        complaints.damaged("its parts do not hold as many tensors as they should")
+    first = parts[0]
+    files = tuple(part.path for part in parts)
+    return GgufFile(first.path, first.version, first.alignment, first.metadata, tensors, files=files)
+
+
+class _Parser(Complaints):
     """One pass over a mapped file. ``position`` never passes ``limit``, the end of what the header may use."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
-        self.path = path
+    def __init__(self, path: Path, mapping: mmap.mmap, any_type: bool, header_limit: int) -> None:
+        super().__init__(path)
         self.mapping = mapping
-        self.limit = min(len(mapping), MAX_HEADER_BYTES)
+        self.any_type = any_type
+        self.limit = min(len(mapping), header_limit)
         self.position = 0
         self.string_elements = 0
 
@@ -233,16 +202,17 @@ class _Parser:
         if version & 0xFFFF == 0:
             self.unsupported("a big-endian GGUF file; only little-endian files are supported")
         if version not in SUPPORTED_VERSIONS:
-            self.unsupported(f"GGUF version {version}; versions {_listed(SUPPORTED_VERSIONS)} are supported")
+            self.unsupported(
+                f"GGUF version {version}; versions {_listed(SUPPORTED_VERSIONS)} are supported: convert the model again"
+            )
         if metadata_count > MAX_METADATA_ENTRIES:
             self.damaged(f"claims more than {MAX_METADATA_ENTRIES:,} metadata entries")
         if tensor_count > MAX_TENSORS:
             self.damaged(f"claims more than {MAX_TENSORS:,} tensors")
         self.position = _FIXED_HEADER.size
         metadata = self.read_metadata(metadata_count)
-        split = metadata.get("split.count", 1)
-        if isinstance(split, int) and split > 1:
-            self.unsupported("one part of a split model; join the parts first")
+        if not self.any_type and (content := other_content(metadata, tensor_count)):
+            self.unsupported(content)
         alignment = self.checked_alignment(metadata.get("general.alignment", DEFAULT_ALIGNMENT_BYTES))
         tensors = self.read_tensors(tensor_count, alignment)
         return GgufFile(self.path, version, alignment, metadata, tensors)
@@ -255,8 +225,8 @@ class _Parser:
             if not key:
                 self.damaged(f"{where} has an empty key")
             if key in metadata:
-                self.damaged(f"{where} repeats the key {_quoted(key)}")
-            metadata[key] = self.value(self.uint32(where), f"{where} ({_quoted(key)})")
+                self.damaged(f"{where} repeats the key {quoted(key)}")
+            metadata[key] = self.value(self.uint32(where), f"{where} ({quoted(key)})")
         return metadata
 
     def value(self, code: int, where: str) -> MetadataValue:
@@ -319,17 +289,20 @@ class _Parser:
             if not name:
                 self.damaged(f"tensor {index} has an empty name")
             if name in infos:
-                self.damaged(f"tensor {index} repeats the name {_quoted(name)}")
-            infos[name] = self.tensor_info(f"tensor {index} ({_quoted(name)})", alignment)
+                self.damaged(f"tensor {index} repeats the name {quoted(name)}")
+            infos[name] = self.tensor_info(f"tensor {index} ({quoted(name)})", alignment)
         data_start = -(-self.position // alignment) * alignment if infos else self.position
         extents = sorted((offset, byte_count, name) for name, (_, _, offset, byte_count) in infos.items())
         end = 0
         for offset, byte_count, name in extents:
             if offset < end:
-                self.damaged(f"tensor {_quoted(name)} overlaps another tensor")
+                self.damaged(f"tensor {quoted(name)} overlaps another tensor")
             end = offset + byte_count
             if data_start + end > len(self.mapping):
-                self.damaged(f"tensor {_quoted(name)} reaches beyond the end of the file; {_INCOMPLETE}")
+                self.damaged(
+                    f"tensor {quoted(name)} reaches beyond the end of the file, of {len(self.mapping):,} bytes; "
+                    f"{_INCOMPLETE}"
+                )
         contents = np.frombuffer(self.mapping, np.uint8)
         return {
             name: GgufTensor(
@@ -352,8 +325,10 @@ class _Parser:
             self.damaged(f"{where} has more than 2^40 elements")
         kind = TENSOR_TYPES.get(code)
         if kind is None:
-            other = _OTHER_TYPE_NAMES.get(code, f"number {code}")
-            self.unsupported(f"{where} is of type {other}; supported types are {SUPPORTED_TYPE_NAMES}")
+            kind = OTHER_TENSOR_TYPES.get(code)
+            if kind is None or not self.any_type:
+                other = kind.name if kind else f"number {code}"
+                self.unsupported(f"{where} is of type {other}; supported types are {SUPPORTED_TYPE_NAMES}")
         if dimensions[0] % kind.block_elements:
             self.damaged(f"{where} has rows that are not whole {kind.name} blocks of {kind.block_elements}")
         if offset % alignment:
@@ -393,21 +368,19 @@ class _Parser:
             self.damaged(f"its header is longer than {MAX_HEADER_BYTES:,} bytes, in {where}")
         self.damaged(f"the file ends inside {where}; {_INCOMPLETE}")
 
-    def damaged(self, what: str) -> NoReturn:
-        raise ModelFileError(f"{shown_path(self.path)}: {what}")
 
-    def unsupported(self, what: str) -> NoReturn:
-        raise UnsupportedModelError(f"{shown_path(self.path)}: {what}")
-
-
-def shown_path(path: Path) -> str:
-    """The path on one line, whatever characters it holds."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(path))
-
-
-def _quoted(name: str) -> str:
-    """A name from the file, where it is plain enough to print."""
-    return f"'{name}'" if _PLAIN_NAME.fullmatch(name) else "with an unprintable name"
+def other_content(metadata: dict[str, MetadataValue], tensor_count: int) -> str | None:
+    """What a GGUF file that holds no language model is, and what to do; None for one that may."""
+    kind, architecture = metadata.get("general.type"), metadata.get("general.architecture")
+    if kind == "adapter" or "adapter.type" in metadata:
+        return "a LoRA adapter, not a model: merge it into its base model, and name the merged file"
+    if kind == "mmproj" or architecture in ("clip", "mmproj"):
+        return "the image or audio encoder of a multimodal model: name the language model's own file, usually beside it"
+    if kind == "imatrix" or "imatrix.datasets" in metadata:
+        return "an importance matrix, used when a model is quantised: name the model's own file"
+    if tensor_count == 0 and "tokenizer.ggml.model" in metadata and "split.count" not in metadata:
+        return "a vocabulary without weights: name the model's own file"
+    return None
 
 
 def _listed(values: Iterable[int]) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol
 
 from ultrafast.errors import ConfigurationError, DownloadError, ModelNotFoundError
-from ultrafast.weights.gguf import shown_path
+from ultrafast.weights.source import shown
 
 DEFAULT_MODEL: Final = "smollm2-135m"
 
@@ -135,11 +135,11 @@ def resolve_model(name_or_path: str | None = None, *, progress: Progress | None 
     if is_file:
         return ModelLocation(path.stem, path.absolute(), path.stat().st_size)
     if exists and wanted:
-        raise ModelNotFoundError(f"{shown_path(path)}: a directory or a device; name one .gguf file")
+        raise ModelNotFoundError(f"{shown(path)}: a directory or a device; name one .gguf file")
     known = ", ".join(KNOWN_MODELS)
     if path.suffix == ".gguf" or "/" in wanted:
         raise ModelNotFoundError(
-            f"{shown_path(path)[:_MAX_REASON_LETTERS]}: there is no such file (names on a hub are not fetched); "
+            f"{shown(path)[:_MAX_REASON_LETTERS]}: there is no such file (names on a hub are not fetched); "
             f"known names are: {known}"
         )
     raise ModelNotFoundError(f"no model of that name; known names are: {known}; or give the path of a .gguf file")
