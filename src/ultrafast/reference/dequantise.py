@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ultrafast.errors import UnsupportedModelError
-from ultrafast.weights.gguf import GgufTensor
+from ultrafast.weights.source import Tensor
 
 Float32Array = NDArray[np.float32]
 
 
-def dequantise(tensor: GgufTensor) -> Float32Array:
+def dequantise(tensor: Tensor) -> Float32Array:
     """The tensor's values as a new ``float32[*tensor.shape]``; ``UnsupportedModelError`` for a type without a rule."""
     convert = _CONVERSIONS.get(tensor.type_name)
     if convert is None:
