@@ -19,6 +19,7 @@ struct OwnedActivation {
   std::vector<std::int8_t> bytes;
   std::vector<float> scales;
   std::vector<std::int32_t> sums;
+  std::vector<std::int32_t> half_sums;
   std::vector<float> scaled_sums;
 
   explicit OwnedActivation(std::vector<float> x)
@@ -26,8 +27,11 @@ struct OwnedActivation {
         bytes(values.size()),
         scales(values.size() / kBlock + 1),
         sums(scales.size()),
+        half_sums(2 * scales.size()),
         scaled_sums(scales.size()) {}
-  Activation view() { return {values.data(), bytes.data(), scales.data(), sums.data(), scaled_sums.data()}; }
+  Activation view() {
+    return {values.data(), bytes.data(), scales.data(), sums.data(), half_sums.data(), scaled_sums.data()};
+  }
 };
 
 // [activation rows][matrix rows]

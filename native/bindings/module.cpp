@@ -41,12 +41,17 @@ const KernelTable& kernels_for(const std::string& instruction_set) {
 }
 
 WeightType weight_type(const std::string& name) {
-  if (name == "F32") return WeightType::kF32;
-  if (name == "F16") return WeightType::kF16;
-  if (name == "BF16") return WeightType::kBF16;
-  if (name == "Q8_0") return WeightType::kQ8_0;
-  if (name == "Q4_0") return WeightType::kQ4_0;
-  if (name == "Q4_1") return WeightType::kQ4_1;
+  static constexpr std::pair<const char*, WeightType> kTypes[] = {
+      {"F32", WeightType::kF32},     {"F16", WeightType::kF16},       {"BF16", WeightType::kBF16},
+      {"Q8_0", WeightType::kQ8_0},   {"Q4_0", WeightType::kQ4_0},     {"Q4_1", WeightType::kQ4_1},
+      {"Q5_0", WeightType::kQ5_0},   {"Q5_1", WeightType::kQ5_1},     {"Q2_K", WeightType::kQ2_K},
+      {"Q3_K", WeightType::kQ3_K},   {"Q4_K", WeightType::kQ4_K},     {"Q5_K", WeightType::kQ5_K},
+      {"Q6_K", WeightType::kQ6_K},   {"IQ4_NL", WeightType::kIQ4_NL}, {"IQ4_XS", WeightType::kIQ4_XS},
+      {"MXFP4", WeightType::kMXFP4},
+  };
+  for (const auto& [known, type] : kTypes) {
+    if (name == known) return type;
+  }
   throw nb::value_error("unknown weight type");
 }
 

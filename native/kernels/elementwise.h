@@ -60,21 +60,26 @@ static void quantise(const float* x, std::int64_t n, const Activation& out) {
     const bool usable = amax > kTinyAmax && amax <= kLargestFloat;
     const F32 inverse = set1(usable ? 127.0f / amax : 0.0f);
     const F32 keep = set1(usable ? 1.0f : 0.0f);
-    I32 sums = set1_int(0);
+    I32 half_sums[2] = {set1_int(0), set1_int(0)};
     for (int i = 0; i < kBlock; i += kLanes) {
       // max(NaN, −127) is −127: whatever comes in, an int8 goes out.
       const F32 bounded = min(max(mul(load(block + i), inverse), set1(-127.0f)), set1(127.0f));
       const I32 rounded = round_to_int(mul(bounded, keep));
-      sums = add(sums, rounded);
       store_bytes(out.bytes + b * kBlock + i, rounded);
+      half_sums[i / (kBlock / 2)] = add(half_sums[i / (kBlock / 2)], rounded);
     }
-    alignas(32) std::int32_t sum_lanes[kLanes];
-    store_int(sum_lanes, sums);
-    std::int32_t sum = 0;
-    for (std::int32_t lane : sum_lanes) sum += lane;
+    std::int32_t halves[2] = {};
+    for (int h = 0; h < 2; ++h) {
+      alignas(32) std::int32_t sum_lanes[kLanes];
+      store_int(sum_lanes, half_sums[h]);
+      for (std::int32_t lane : sum_lanes) halves[h] += lane;
+    }
+    const std::int32_t sum = halves[0] + halves[1];
     const float scale = usable ? amax / 127.0f : 0.0f;
     out.scales[b] = scale;
     out.sums[b] = sum;
+    out.half_sums[2 * b] = halves[0];
+    out.half_sums[2 * b + 1] = halves[1];
     out.scaled_sums[b] = scale * static_cast<float>(sum);
   }
 }

@@ -4,6 +4,7 @@
 #include ULTRAFAST_VECTOR
 
 #include "attention.h"
+#include "dequantise.h"
 #include "elementwise.h"
 #include "math.h"
 #include "matmul.h"

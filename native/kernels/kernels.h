@@ -14,54 +14,108 @@ constexpr int kUnitRows = 32;    // output rows one thread owns at a time
 constexpr int kCacheBlock = 32;  // tokens per KV block
 constexpr int kChunk = 128;      // absolute positions per step of the online softmax
 
-enum class WeightType : std::int32_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1 };
+enum class WeightType : std::int32_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kIQ4_NL,
+  kIQ4_XS,
+  kMXFP4,
+};
 
-// A weight group holds 16 rows, block after block of 32 columns; each block is its quants, then 16 float16 scales,
-// then (Q4_1) 16 float16 minima. Q4 quants: 4 × 64 bytes, each [16 rows][4 columns], columns 4j.. in the low nibbles
-// and 16 + 4j.. in the high ones. Q8_0 quants: 8 × 64 bytes, each [16 rows][4 columns]. Float groups are [column][16].
-constexpr int kNibbleQuantBytes = kGroupRows * kBlock / 2;
-constexpr int kByteQuantBytes = kGroupRows * kBlock;
-constexpr int kHalvesBytes = 2 * kGroupRows;
+// How a quantised type lies in a weight group of 16 rows. Codes of a block of 32 columns are split into planes:
+//   low:  8, 4 or 2 bits a code. 8: eight quads [16 rows][4 columns]. 4: quads 0..3, with quad j + 4 in the high
+//   nibbles.
+//         2: two quads' worth, quads 0..3 and 4..7, each at bits 2j..
+//   high: 0, 1 or 2 further bits. 1: one quad's worth, quad j at bit j. 2: two quads' worth, as low.
+// Then the block's scales: `halves` × [16] float16, `bytes` × [16]. Types of 256 columns put eight such blocks behind a
+// header of `header_halves` × [16] float16.
+struct BlockFormat {
+  int blocks;  // per header
+  int header_halves;
+  int low_bits;
+  int high_bits;
+  int halves;
+  int bytes;
 
-// Bytes of one group per 32 columns. Internal linkage: each unit keeps its own copy.
-static constexpr std::int64_t group_block_bytes(WeightType type) {
+  constexpr int low_bytes() const { return kGroupRows * kBlock * low_bits / 8; }
+  constexpr int quant_bytes() const { return low_bytes() + kGroupRows * kBlock * high_bits / 8; }
+  constexpr int block_bytes() const { return quant_bytes() + kGroupRows * (2 * halves + bytes); }
+  constexpr int header_bytes() const { return 2 * kGroupRows * header_halves; }
+};
+
+// Internal linkage: each unit keeps its own copy.
+static constexpr BlockFormat block_format(WeightType type) {
   switch (type) {
     case WeightType::kF32:
-      return 4 * kGroupRows * kBlock;
     case WeightType::kF16:
     case WeightType::kBF16:
-      return 2 * kGroupRows * kBlock;
-    case WeightType::kQ8_0:
-      return kByteQuantBytes + kHalvesBytes;
-    case WeightType::kQ4_0:
-      return kNibbleQuantBytes + kHalvesBytes;
-    case WeightType::kQ4_1:
-      return kNibbleQuantBytes + 2 * kHalvesBytes;
+      return {};
+    case WeightType::kQ8_0:  // scale
+      return {.blocks = 1, .header_halves = 0, .low_bits = 8, .high_bits = 0, .halves = 1, .bytes = 0};
+    case WeightType::kQ4_0:  // scale
+    case WeightType::kIQ4_NL:
+      return {.blocks = 1, .header_halves = 0, .low_bits = 4, .high_bits = 0, .halves = 1, .bytes = 0};
+    case WeightType::kQ4_1:  // scale, minimum
+      return {.blocks = 1, .header_halves = 0, .low_bits = 4, .high_bits = 0, .halves = 2, .bytes = 0};
+    case WeightType::kQ5_0:
+      return {.blocks = 1, .header_halves = 0, .low_bits = 4, .high_bits = 1, .halves = 1, .bytes = 0};
+    case WeightType::kQ5_1:
+      return {.blocks = 1, .header_halves = 0, .low_bits = 4, .high_bits = 1, .halves = 2, .bytes = 0};
+    case WeightType::kQ2_K:  // per half block: scale in the low nibble, minimum in the high one
+      return {.blocks = 8, .header_halves = 2, .low_bits = 2, .high_bits = 0, .halves = 0, .bytes = 2};
+    case WeightType::kQ3_K:  // per half block: signed scale
+      return {.blocks = 8, .header_halves = 1, .low_bits = 2, .high_bits = 1, .halves = 0, .bytes = 2};
+    case WeightType::kQ4_K:  // scale, minimum
+      return {.blocks = 8, .header_halves = 2, .low_bits = 4, .high_bits = 0, .halves = 0, .bytes = 2};
+    case WeightType::kQ5_K:
+      return {.blocks = 8, .header_halves = 2, .low_bits = 4, .high_bits = 1, .halves = 0, .bytes = 2};
+    case WeightType::kQ6_K:  // per half block: signed scale
+      return {.blocks = 8, .header_halves = 1, .low_bits = 4, .high_bits = 2, .halves = 0, .bytes = 2};
+    case WeightType::kIQ4_XS:  // signed scale
+      return {.blocks = 8, .header_halves = 1, .low_bits = 4, .high_bits = 0, .halves = 0, .bytes = 1};
+    case WeightType::kMXFP4:  // exponent
+      return {.blocks = 1, .header_halves = 0, .low_bits = 4, .high_bits = 0, .halves = 0, .bytes = 1};
   }
-  return 0;
+  return {};
 }
 
-// columns need be a multiple of 32 for quantised types only.
-static constexpr std::int64_t group_bytes(WeightType type, std::int64_t columns) {
-  return group_block_bytes(type) * columns / kBlock;
-}
+static constexpr bool is_quantised(WeightType type) { return block_format(type).blocks > 0; }
 
 // Columns of one block as the file stores it: rows are whole blocks.
 static constexpr std::int64_t block_columns(WeightType type) {
-  return type == WeightType::kF32 || type == WeightType::kF16 || type == WeightType::kBF16 ? 1 : kBlock;
+  return is_quantised(type) ? kBlock * block_format(type).blocks : 1;
 }
 
-static constexpr bool is_quantised(WeightType type) {
-  return type == WeightType::kQ8_0 || type == WeightType::kQ4_0 || type == WeightType::kQ4_1;
+static constexpr std::int64_t group_bytes(WeightType type, std::int64_t columns) {
+  if (!is_quantised(type)) return (type == WeightType::kF32 ? 4 : 2) * kGroupRows * columns;
+  const BlockFormat format = block_format(type);
+  return (format.header_bytes() + format.blocks * format.block_bytes()) * (columns / block_columns(type));
 }
+
+// What a 4-bit code means where it is an index.
+alignas(16) static constexpr std::int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                           1,    13,   25,  38,  53,  69,  89,  113};
+alignas(16) static constexpr std::int8_t kMXFP4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // One row of activations, in the forms a matrix may want. n is a multiple of kBlock where it is quantised.
 struct Activation {
-  float* values;       // [n] float32, for float weights; null where no consumer needs it
-  std::int8_t* bytes;  // [n] int8, for quantised weights; null where no consumer needs it
-  float* scales;       // [n / 32] amax / 127
-  std::int32_t* sums;  // [n / 32] sum of the block's int8 values
-  float* scaled_sums;  // [n / 32] scale × sum
+  float* values;            // [n] float32, for float weights; null where no consumer needs it
+  std::int8_t* bytes;       // [n] int8, for quantised weights; null where no consumer needs it
+  float* scales;            // [n / 32] amax / 127
+  std::int32_t* sums;       // [n / 32] sum of the block's int8 values
+  std::int32_t* half_sums;  // [n / 16] sums of its halves
+  float* scaled_sums;       // [n / 32] scale × sum
 };
 
 enum class ActivationKind : std::int32_t { kSilu, kGelu };  // gelu in its tanh form

@@ -5,10 +5,9 @@
 // 2). Nothing depends on how many activation rows share an unpacking, so tiles may take any height.
 #pragma once
 
-namespace ultrafast::ULTRAFAST_ISA {
+#include "formats.h"
 
-constexpr int kGroupVectors = kGroupRows / kLanes;
-constexpr int kQuads = kBlock / 4;
+namespace ultrafast::ULTRAFAST_ISA {
 
 // The running sums of kVectors vectors of output rows for kRows activation rows.
 template <int kRows, int kVectors>
@@ -31,72 +30,90 @@ struct Tile {
   }
 };
 
-ULTRAFAST_INLINE const std::uint16_t* halves(const std::uint8_t* p) {
-  return reinterpret_cast<const std::uint16_t*>(p);
-}
+// The integer dots of one block for a tile. A block's halves are kept apart only where each has a scale of its own.
+template <WeightType kType, int kRows, int kVectors>
+struct BlockDots {
+  static constexpr int kHalves = has_half_scales(kType) ? 2 : 1;
+  static constexpr int kSafe = safe_quads(kType);
+  ShortDot narrow[kVectors][kRows][2];
+  I32 wide[kVectors][kRows][kHalves];
 
-template <int kRows, int kVectors, WeightType kType>
-ULTRAFAST_INLINE void nibble_rows(const LinearArguments& a, const std::uint8_t* group, int first_vector, int first_row,
-                                  float* output) {
-  Tile<kRows, kVectors> sums;
-  const Activation* rows = a.activations + first_row;
-  const std::int64_t blocks = a.columns / kBlock;
-  for (std::int64_t b = 0; b < blocks; ++b, group += group_block_bytes(kType)) {
-    NibbleDot dots[kVectors][kRows];
-    for (int v = 0; v < kVectors; ++v)
-      for (int r = 0; r < kRows; ++r) dots[v][r] = nibble_dot_zero();
-    for (int j = 0; j < kQuads / 2; ++j) {
-      for (int v = 0; v < kVectors; ++v) {
-        const U8 packed = load_bytes(group + j * 4 * kGroupRows + (first_vector + v) * 4 * kLanes);
-        const U8 low = low_nibbles(packed);
-        const U8 high = high_nibbles(packed);
-        for (int r = 0; r < kRows; ++r) {
-          const std::int8_t* bytes = rows[r].bytes + b * kBlock + 4 * j;
-          nibble_dot_step(dots[v][r], low, broadcast_quad(bytes));
-          nibble_dot_step(dots[v][r], high, broadcast_quad(bytes + 16));
-        }
+  __attribute__((always_inline)) BlockDots() {
+    for (int v = 0; v < kVectors; ++v) {
+      for (int r = 0; r < kRows; ++r) {
+        for (int h = 0; h < 2; ++h) narrow[v][r][h] = short_dot_zero();
+        for (int h = 0; h < kHalves; ++h) wide[v][r][h] = set1_int(0);
       }
     }
+  }
+
+  // Columns 4 × kQuad.. and 16 + 4 × kQuad.. of the block.
+  template <int kQuad>
+  ULTRAFAST_METHOD void step(const std::uint8_t* block, int first_vector, const Activation* rows, std::int64_t column) {
     for (int v = 0; v < kVectors; ++v) {
-      const std::uint16_t* scales = halves(group + kNibbleQuantBytes) + (first_vector + v) * kLanes;
-      const F32 scale = load_half(scales);
-      for (int r = 0; r < kRows; ++r) {
-        I32 dot = nibble_dot_finish(dots[v][r]);
-        if constexpr (kType == WeightType::kQ4_0) dot = sub(dot, set1_int(8 * rows[r].sums[b]));
-        sums.at[v][r] = add(sums.at[v][r], mul(mul(scale, set1(rows[r].scales[b])), to_float(dot)));
-        if constexpr (kType == WeightType::kQ4_1) {
-          const F32 minimum = load_half(scales + kGroupRows);
-          sums.at[v][r] = add(sums.at[v][r], mul(minimum, set1(rows[r].scaled_sums[b])));
+      const QuadPair codes = load_quads<kType, kQuad>(block, first_vector + v);
+      if constexpr (has_signed_codes(kType)) {
+        const U8 low = magnitude(codes.low);
+        const U8 high = magnitude(codes.high);
+        for (int r = 0; r < kRows; ++r) {
+          const std::int8_t* bytes = rows[r].bytes + column + 4 * kQuad;
+          byte_dot_step(wide[v][r][0], codes.low, low, broadcast_quad(bytes));
+          byte_dot_step(wide[v][r][0], codes.high, high, broadcast_quad(bytes + 16));
+        }
+      } else {
+        for (int r = 0; r < kRows; ++r) {
+          const std::int8_t* bytes = rows[r].bytes + column + 4 * kQuad;
+          // Codes of up to four bits share one 16-bit lane between the halves.
+          short_dot_step(narrow[v][r][0], codes.low, broadcast_quad(bytes));
+          short_dot_step(narrow[v][r][kSafe >= 8 && kHalves == 1 ? 0 : 1], codes.high, broadcast_quad(bytes + 16));
+          if constexpr (kSafe < 4 && kQuad % 2 == 1) flush(v, r);
         }
       }
     }
   }
-  sums.emit(a, first_vector, first_row, output);
-}
 
-template <int kRows, int kVectors>
-ULTRAFAST_INLINE void byte_rows(const LinearArguments& a, const std::uint8_t* group, int first_vector, int first_row,
-                                float* output) {
+  ULTRAFAST_METHOD void flush(int v, int r) {
+    static_assert(kSafe >= 2 || has_signed_codes(kType));
+    for (int h = 0; h < 2; ++h) {
+      I32& to = wide[v][r][kHalves == 2 ? h : 0];
+      to = add(to, widen(narrow[v][r][h]));
+      narrow[v][r][h] = short_dot_zero();
+    }
+  }
+
+  ULTRAFAST_METHOD HalfDots finish(int v, int r) {
+    if constexpr (has_signed_codes(kType) || kSafe < 4) {
+      return {wide[v][r][0], kHalves == 2 ? wide[v][r][kHalves - 1] : set1_int(0)};
+    } else if constexpr (kSafe >= 8 && kHalves == 1) {
+      return {widen(narrow[v][r][0]), set1_int(0)};
+    } else {
+      return {widen(narrow[v][r][0]), widen(narrow[v][r][1])};
+    }
+  }
+};
+
+template <int kRows, int kVectors, WeightType kType>
+ULTRAFAST_INLINE void quantised_rows(const LinearArguments& a, const std::uint8_t* group, int first_vector,
+                                     int first_row, float* output) {
+  constexpr BlockFormat kFormat = block_format(kType);
   Tile<kRows, kVectors> sums;
   const Activation* rows = a.activations + first_row;
   const std::int64_t blocks = a.columns / kBlock;
-  for (std::int64_t b = 0; b < blocks; ++b, group += group_block_bytes(WeightType::kQ8_0)) {
-    I32 dots[kVectors][kRows];
-    for (int v = 0; v < kVectors; ++v)
-      for (int r = 0; r < kRows; ++r) dots[v][r] = set1_int(0);
-    for (int j = 0; j < kQuads; ++j) {
+  const std::uint8_t* block = group;
+  for (std::int64_t b = 0; b < blocks;) {
+    const std::uint8_t* header = block;
+    block += kFormat.header_bytes();
+    for (int i = 0; i < kFormat.blocks; ++i, ++b, block += kFormat.block_bytes()) {
+      BlockDots<kType, kRows, kVectors> dots;
+      dots.template step<0>(block, first_vector, rows, b * kBlock);
+      dots.template step<1>(block, first_vector, rows, b * kBlock);
+      dots.template step<2>(block, first_vector, rows, b * kBlock);
+      dots.template step<3>(block, first_vector, rows, b * kBlock);
       for (int v = 0; v < kVectors; ++v) {
-        const U8 weights = load_bytes(group + j * 4 * kGroupRows + (first_vector + v) * 4 * kLanes);
-        const U8 magnitudes = magnitude(weights);
+        const BlockScale scale = load_scale<kType>(header, block, first_vector + v);
         for (int r = 0; r < kRows; ++r) {
-          byte_dot_step(dots[v][r], weights, magnitudes, broadcast_quad(rows[r].bytes + b * kBlock + 4 * j));
+          sums.at[v][r] = add_block<kType>(sums.at[v][r], scale, dots.finish(v, r), rows[r], b);
         }
-      }
-    }
-    for (int v = 0; v < kVectors; ++v) {
-      const F32 scale = load_half(halves(group + kByteQuantBytes) + (first_vector + v) * kLanes);
-      for (int r = 0; r < kRows; ++r) {
-        sums.at[v][r] = add(sums.at[v][r], mul(mul(scale, set1(rows[r].scales[b])), to_float(dots[v][r])));
       }
     }
   }
@@ -135,86 +152,71 @@ ULTRAFAST_INLINE void float_rows(const LinearArguments& a, const std::uint8_t* g
 // One group for kRows activation rows. Few rows take all its vectors at once; four take one vector at a time, so that
 // the running sums stay in registers.
 template <int kRows, WeightType kType>
-ULTRAFAST_INLINE void nibble_group(const LinearArguments& a, const std::uint8_t* group, int row, float* output) {
+ULTRAFAST_INLINE void quantised_group(const LinearArguments& a, const std::uint8_t* group, int row, float* output) {
   constexpr int kVectors = kRows > 2 ? 1 : kGroupVectors;
-  for (int v = 0; v < kGroupVectors; v += kVectors) nibble_rows<kRows, kVectors, kType>(a, group, v, row, output);
-}
-template <int kRows>
-ULTRAFAST_INLINE void byte_group(const LinearArguments& a, const std::uint8_t* group, int row, float* output) {
-  constexpr int kVectors = kRows > 2 ? 1 : kGroupVectors;
-  for (int v = 0; v < kGroupVectors; v += kVectors) byte_rows<kRows, kVectors>(a, group, v, row, output);
-}
-template <int kRows, class Format>
-ULTRAFAST_INLINE void float_group(const LinearArguments& a, const std::uint8_t* group, int row, float* output) {
-  float_rows<kRows, kGroupVectors, Format>(a, group, 0, row, output);
+  for (int v = 0; v < kGroupVectors; v += kVectors) quantised_rows<kRows, kVectors, kType>(a, group, v, row, output);
 }
 
-template <int kRows>
-static void group_rows(const LinearArguments& a, const std::uint8_t* group, int row, float* output) {
+template <WeightType kType>
+static void quantised_linear(const LinearArguments& a, const std::uint8_t* group, float* output) {
+  int row = 0;
+  if constexpr (kSharesUnpacking) {
+    for (; row + 4 <= a.rows; row += 4) quantised_group<4, kType>(a, group, row, output);
+    for (; row + 2 <= a.rows; row += 2) quantised_group<2, kType>(a, group, row, output);
+  }
+  for (; row < a.rows; ++row) quantised_group<1, kType>(a, group, row, output);
+}
+
+template <class Format>
+static void float_linear(const LinearArguments& a, const std::uint8_t* group, float* output) {
+  int row = 0;
+  if constexpr (kSharesUnpacking) {
+    for (; row + 4 <= a.rows; row += 4) float_rows<4, kGroupVectors, Format>(a, group, 0, row, output);
+    for (; row + 2 <= a.rows; row += 2) float_rows<2, kGroupVectors, Format>(a, group, 0, row, output);
+  }
+  for (; row < a.rows; ++row) float_rows<1, kGroupVectors, Format>(a, group, 0, row, output);
+}
+
+static void group_linear(const LinearArguments& a, const std::uint8_t* group, float* output) {
   switch (a.type) {
     case WeightType::kF32:
-      return float_group<kRows, Float32>(a, group, row, output);
+      return float_linear<Float32>(a, group, output);
     case WeightType::kF16:
-      return float_group<kRows, Float16>(a, group, row, output);
+      return float_linear<Float16>(a, group, output);
     case WeightType::kBF16:
-      return float_group<kRows, Bfloat16>(a, group, row, output);
+      return float_linear<Bfloat16>(a, group, output);
     case WeightType::kQ8_0:
-      return byte_group<kRows>(a, group, row, output);
+      return quantised_linear<WeightType::kQ8_0>(a, group, output);
     case WeightType::kQ4_0:
-      return nibble_group<kRows, WeightType::kQ4_0>(a, group, row, output);
+      return quantised_linear<WeightType::kQ4_0>(a, group, output);
     case WeightType::kQ4_1:
-      return nibble_group<kRows, WeightType::kQ4_1>(a, group, row, output);
+      return quantised_linear<WeightType::kQ4_1>(a, group, output);
+    case WeightType::kQ5_0:
+      return quantised_linear<WeightType::kQ5_0>(a, group, output);
+    case WeightType::kQ5_1:
+      return quantised_linear<WeightType::kQ5_1>(a, group, output);
+    case WeightType::kQ2_K:
+      return quantised_linear<WeightType::kQ2_K>(a, group, output);
+    case WeightType::kQ3_K:
+      return quantised_linear<WeightType::kQ3_K>(a, group, output);
+    case WeightType::kQ4_K:
+      return quantised_linear<WeightType::kQ4_K>(a, group, output);
+    case WeightType::kQ5_K:
+      return quantised_linear<WeightType::kQ5_K>(a, group, output);
+    case WeightType::kQ6_K:
+      return quantised_linear<WeightType::kQ6_K>(a, group, output);
+    case WeightType::kIQ4_NL:
+      return quantised_linear<WeightType::kIQ4_NL>(a, group, output);
+    case WeightType::kIQ4_XS:
+      return quantised_linear<WeightType::kIQ4_XS>(a, group, output);
+    case WeightType::kMXFP4:
+      return quantised_linear<WeightType::kMXFP4>(a, group, output);
   }
 }
 
 static void linear(const LinearArguments& a) {
   const std::int64_t bytes = group_bytes(a.type, a.columns);
-  for (int g = 0; g < kUnitRows / kGroupRows; ++g) {
-    const std::uint8_t* group = a.unit + g * bytes;
-    float* output = a.output + g * kGroupRows;
-    int row = 0;
-    for (; row + 4 <= a.rows; row += 4) group_rows<4>(a, group, row, output);
-    for (; row + 2 <= a.rows; row += 2) group_rows<2>(a, group, row, output);
-    for (; row < a.rows; ++row) group_rows<1>(a, group, row, output);
-  }
-}
-
-static void dequantise_row(WeightType type, const std::uint8_t* unit, std::int32_t row, std::int64_t columns,
-                           float* out) {
-  const std::uint8_t* group = unit + row / kGroupRows * group_bytes(type, columns);
-  const int r = row % kGroupRows;
-  alignas(32) float scales[kLanes];
-  alignas(32) float minima[kLanes];
-  if (type == WeightType::kF32 || type == WeightType::kF16 || type == WeightType::kBF16) {
-    for (std::int64_t c = 0; c < columns; ++c) {
-      const std::int64_t index = c * kGroupRows + r / kLanes * kLanes;
-      if (type == WeightType::kF32) store(scales, Float32::at(reinterpret_cast<const float*>(group) + index));
-      if (type == WeightType::kF16) store(scales, Float16::at(halves(group) + index));
-      if (type == WeightType::kBF16) store(scales, Bfloat16::at(halves(group) + index));
-      out[c] = scales[r % kLanes];
-    }
-    return;
-  }
-  const bool bytes = type == WeightType::kQ8_0;
-  const int quants = bytes ? kByteQuantBytes : kNibbleQuantBytes;
-  const std::int64_t stride = group_block_bytes(type);
-  for (std::int64_t b = 0; b < columns / kBlock; ++b, group += stride) {
-    const std::uint16_t* block_scales = halves(group + quants) + r / kLanes * kLanes;
-    store(scales, load_half(block_scales));
-    store(minima, type == WeightType::kQ4_1 ? load_half(block_scales + kGroupRows) : zero());
-    const float scale = scales[r % kLanes];
-    const float minimum = minima[r % kLanes];
-    for (int c = 0; c < kBlock; ++c) {
-      const int quad = bytes ? c / 4 : c % 16 / 4;
-      const std::uint8_t byte = group[quad * 4 * kGroupRows + 4 * r + c % 4];
-      const int nibble = c < 16 ? byte & 15 : byte >> 4;
-      float value = 0.0f;
-      if (bytes) value = scale * static_cast<float>(static_cast<std::int8_t>(byte));
-      if (type == WeightType::kQ4_0) value = scale * static_cast<float>(nibble - 8);
-      if (type == WeightType::kQ4_1) value = scale * static_cast<float>(nibble) + minimum;
-      out[b * kBlock + c] = value;
-    }
-  }
+  for (int g = 0; g < kUnitRows / kGroupRows; ++g) group_linear(a, a.unit + g * bytes, a.output + g * kGroupRows);
 }
 
 }  // namespace ultrafast::ULTRAFAST_ISA

@@ -12,6 +12,8 @@
 namespace ultrafast::ULTRAFAST_ISA {
 
 constexpr int kLanes = 8;
+// Several activation rows share one unpacking of a weight block.
+constexpr bool kSharesUnpacking = true;
 
 struct F32 {
   __m256 v;
@@ -105,8 +107,28 @@ ULTRAFAST_INLINE void store_bytes(std::int8_t* p, I32 a) {
 ULTRAFAST_INLINE U8 load_bytes(const std::uint8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
 }
-ULTRAFAST_INLINE U8 low_nibbles(U8 a) { return {_mm256_and_si256(a.v, _mm256_set1_epi8(15))}; }
-ULTRAFAST_INLINE U8 high_nibbles(U8 a) { return {_mm256_and_si256(_mm256_srli_epi16(a.v, 4), _mm256_set1_epi8(15))}; }
+ULTRAFAST_INLINE void store_bytes(std::uint8_t* p, U8 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.v); }
+// kMask of every byte shifted right by kShift bits (left where negative). The mask keeps out what crosses bytes.
+template <int kShift, int kMask>
+ULTRAFAST_INLINE U8 bits(U8 a) {
+  const __m256i mask = _mm256_set1_epi8(kMask);
+  if constexpr (kShift > 0) return {_mm256_and_si256(_mm256_srli_epi16(a.v, kShift), mask)};
+  if constexpr (kShift < 0) return {_mm256_and_si256(_mm256_slli_epi16(a.v, -kShift), mask)};
+  return {_mm256_and_si256(a.v, mask)};
+}
+ULTRAFAST_INLINE U8 bit_or(U8 a, U8 b) { return {_mm256_or_si256(a.v, b.v)}; }
+// table[code] for codes 0..15.
+ULTRAFAST_INLINE U8 look_up(const std::int8_t* table, U8 codes) {
+  const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes.v)};
+}
+// Eight bytes, each to a float.
+ULTRAFAST_INLINE F32 float_of_unsigned(const std::uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+ULTRAFAST_INLINE F32 float_of_signed(const std::uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
 // The four bytes at p, in every 32-bit lane.
 ULTRAFAST_INLINE Quad broadcast_quad(const std::int8_t* p) {
   std::int32_t quad;
@@ -114,17 +136,16 @@ ULTRAFAST_INLINE Quad broadcast_quad(const std::int8_t* p) {
   return {_mm256_set1_epi32(quad)};
 }
 
-// Dot products of 4-bit weights (0..15, unsigned) with int8 activations over one block of 32 columns: eight
-// steps of four columns. A 16-bit lane gathers 16 products of at most 15 × 127: 30,480, so it never saturates.
-struct NibbleDot {
+// Sums of products of unsigned codes with int8 activations in 16-bit lanes: each step adds two products to a lane, so
+// a caller widens after at most 32,767 / (2 × largest code × 127) steps.
+struct ShortDot {
   __m256i v;
 };
-static_assert(16 * 15 * 127 <= 32767);
-ULTRAFAST_INLINE NibbleDot nibble_dot_zero() { return {_mm256_setzero_si256()}; }
-ULTRAFAST_INLINE void nibble_dot_step(NibbleDot& dot, U8 weights, Quad activations) {
-  dot.v = _mm256_add_epi16(dot.v, _mm256_maddubs_epi16(weights.v, activations.v));
+ULTRAFAST_INLINE ShortDot short_dot_zero() { return {_mm256_setzero_si256()}; }
+ULTRAFAST_INLINE void short_dot_step(ShortDot& dot, U8 codes, Quad activations) {
+  dot.v = _mm256_add_epi16(dot.v, _mm256_maddubs_epi16(codes.v, activations.v));
 }
-ULTRAFAST_INLINE I32 nibble_dot_finish(NibbleDot dot) { return {_mm256_madd_epi16(dot.v, _mm256_set1_epi16(1))}; }
+ULTRAFAST_INLINE I32 widen(ShortDot dot) { return {_mm256_madd_epi16(dot.v, _mm256_set1_epi16(1))}; }
 
 // Signed 8-bit weights (−128..127): |w| × sign(w)·a, two products of at most 128 × 127, widened at once.
 static_assert(2 * 128 * 127 <= 32767);

@@ -9,6 +9,8 @@
 namespace ultrafast::ULTRAFAST_ISA {
 
 constexpr int kLanes = 8;
+// Rows go one by one: there is no speed to win here, and a third to compile.
+constexpr bool kSharesUnpacking = false;
 
 struct F32 {
   float v[kLanes];
@@ -140,31 +142,47 @@ ULTRAFAST_INLINE U8 load_bytes(const std::uint8_t* p) {
   for (int i = 0; i < 4 * kLanes; ++i) r.v[i] = p[i];
   return r;
 }
-ULTRAFAST_INLINE U8 low_nibbles(U8 a) {
+ULTRAFAST_INLINE void store_bytes(std::uint8_t* p, U8 a) {
+  for (int i = 0; i < 4 * kLanes; ++i) p[i] = a.v[i];
+}
+template <int kShift, int kMask>
+ULTRAFAST_INLINE U8 bits(U8 a) {
   U8 r;
-  for (int i = 0; i < 4 * kLanes; ++i) r.v[i] = a.v[i] & 15;
+  for (int i = 0; i < 4 * kLanes; ++i) {
+    const int shifted = kShift >= 0 ? a.v[i] >> (kShift >= 0 ? kShift : 0) : a.v[i] << (kShift < 0 ? -kShift : 0);
+    r.v[i] = static_cast<std::uint8_t>(shifted & kMask);
+  }
   return r;
 }
-ULTRAFAST_INLINE U8 high_nibbles(U8 a) {
+ULTRAFAST_INLINE U8 bit_or(U8 a, U8 b) {
   U8 r;
-  for (int i = 0; i < 4 * kLanes; ++i) r.v[i] = static_cast<std::uint8_t>(a.v[i] >> 4);
+  for (int i = 0; i < 4 * kLanes; ++i) r.v[i] = static_cast<std::uint8_t>(a.v[i] | b.v[i]);
   return r;
+}
+ULTRAFAST_INLINE U8 look_up(const std::int8_t* table, U8 codes) {
+  U8 r;
+  for (int i = 0; i < 4 * kLanes; ++i) r.v[i] = static_cast<std::uint8_t>(table[codes.v[i]]);
+  return r;
+}
+ULTRAFAST_INLINE F32 float_of_unsigned(const std::uint8_t* p) { ULTRAFAST_EACH(F32, static_cast<float>(p[i])); }
+ULTRAFAST_INLINE F32 float_of_signed(const std::uint8_t* p) {
+  ULTRAFAST_EACH(F32, static_cast<float>(static_cast<std::int8_t>(p[i])));
 }
 ULTRAFAST_INLINE Quad broadcast_quad(const std::int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
 
 // An exact integer dot has no order: where other sets use 16-bit lanes, these add in 32 bits.
-struct NibbleDot {
+struct ShortDot {
   I32 sum;
 };
-ULTRAFAST_INLINE NibbleDot nibble_dot_zero() { return {set1_int(0)}; }
-ULTRAFAST_INLINE void nibble_dot_step(NibbleDot& dot, U8 weights, Quad activations) {
+ULTRAFAST_INLINE ShortDot short_dot_zero() { return {set1_int(0)}; }
+ULTRAFAST_INLINE void short_dot_step(ShortDot& dot, U8 codes, Quad activations) {
   for (int i = 0; i < kLanes; ++i) {
     std::int32_t sum = 0;
-    for (int k = 0; k < 4; ++k) sum += weights.v[4 * i + k] * activations.v[k];
+    for (int k = 0; k < 4; ++k) sum += codes.v[4 * i + k] * activations.v[k];
     dot.sum.v[i] += sum;
   }
 }
-ULTRAFAST_INLINE I32 nibble_dot_finish(NibbleDot dot) { return dot.sum; }
+ULTRAFAST_INLINE I32 widen(ShortDot dot) { return dot.sum; }
 
 ULTRAFAST_INLINE U8 magnitude(U8 weights) { return weights; }
 ULTRAFAST_INLINE void byte_dot_step(I32& dot, U8 weights, U8 /*weight_magnitudes*/, Quad activations) {

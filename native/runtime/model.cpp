@@ -22,7 +22,7 @@ void check_shape(const Shape& s) {
 Model::ActivationRoom::ActivationRoom(std::int64_t row_count, std::int64_t width) {
   const std::int64_t padded_width = padded(width);
   const std::int64_t blocks = padded_width / kBlock;
-  const std::int64_t row_bytes = (padded_width * 5 + blocks * 12 + 63) / 64 * 64;
+  const std::int64_t row_bytes = (padded_width * 5 + blocks * 20 + 63) / 64 * 64;
   memory = Memory(static_cast<std::size_t>(row_bytes * row_count));
   rows.resize(static_cast<std::size_t>(row_count));
   for (std::int64_t r = 0; r < row_count; ++r) {
@@ -32,7 +32,8 @@ Model::ActivationRoom::ActivationRoom(std::int64_t row_count, std::int64_t width
     row.scales = row.values + padded_width;
     row.scaled_sums = row.scales + blocks;
     row.sums = reinterpret_cast<std::int32_t*>(row.scaled_sums + blocks);
-    row.bytes = reinterpret_cast<std::int8_t*>(row.sums + blocks);
+    row.half_sums = row.sums + blocks;
+    row.bytes = reinterpret_cast<std::int8_t*>(row.half_sums + 2 * blocks);
   }
 }
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
-from numpy.typing import NDArray
 
-WEIGHT_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+from tests.quantised import FLOATS, KINDS, QUANTISED, random_weights
+
+WEIGHT_TYPES = FLOATS + QUANTISED
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,13 @@ class TinyShape:
     tied: bool = False
 
 
+# Rows of whole blocks of 256.
+LONG_BLOCKS = TinyShape(hidden_size=256, feed_forward_size=512, head_count=8, kv_head_count=4, head_size=32)
+
+
 def write_tiny_model(path: Path, weight_type: str, shape: TinyShape | None = None, seed: int = 0) -> Path:
-    """Write a model whose matrices are of ``weight_type`` and whose norms are float32."""
-    s = shape or TinyShape()
+    """Write a model whose matrices are of ``weight_type``, as far as their rows fit, and whose norms are float32."""
+    s = shape or (LONG_BLOCKS if KINDS[weight_type].block_elements > 32 else TinyShape())
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(s.context_length)
@@ -44,12 +48,13 @@ def write_tiny_model(path: Path, weight_type: str, shape: TinyShape | None = Non
     writer.add_rope_dimension_count(s.head_size)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
-    kind = gguf.GGMLQuantizationType[weight_type]
 
     def matrix(name: str, rows: int, columns: int, deviation: float) -> None:
-        values = random.normal(0.0, deviation, (rows, columns)).astype(np.float32)
-        packed: NDArray[Any] = gguf.quants.quantize(values, kind)
-        writer.add_tensor(name, packed, raw_dtype=kind)
+        # As llama.cpp's own tool does: rows that are not whole blocks of the type take a type of shorter blocks.
+        fits = columns % KINDS[weight_type].block_elements == 0
+        stored = weight_type if fits else "Q5_0"
+        data = random_weights(random, rows, columns, stored, deviation)
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[stored])
 
     def norm(name: str) -> None:
         writer.add_tensor(name, random.uniform(0.5, 1.5, s.hidden_size).astype(np.float32))

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.quantised import FLOATS, KINDS, QUANTISED, random_weights
 from ultrafast import _native
-from ultrafast.reference.dequantise import dequantise
+from ultrafast.reference.dequantise import blocks_of, dequantise
 from ultrafast.weights.gguf import GgufTensor
 
 SETS = _native.instruction_sets()
-QUANTISED = ("Q8_0", "Q4_0", "Q4_1")
-FLOATS = ("F32", "F16", "BF16")
 F32 = NDArray[np.float32]
-
-
-def pack(values: F32, weight_type: str) -> NDArray[np.uint8]:
-    packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType[weight_type])
-    return np.ascontiguousarray(packed).view(np.uint8).reshape(-1)
 
 
 def plain_values(weight_type: str, data: NDArray[np.uint8], shape: tuple[int, int]) -> F32:
@@ -46,25 +39,34 @@ def plain_linear(weight_type: str, data: NDArray[np.uint8], rows: int, columns: 
         for c in range(columns):
             out = out + weights[:, c] * x[:, c : c + 1]
         return out
-    size = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[weight_type]
-    blocks = data.reshape(rows, columns // 32, size)
-    scales = blocks[:, :, :2].copy().view(np.float16)[:, :, 0].astype(np.float32)
-    if weight_type == "Q8_0":
-        quants = blocks[:, :, 2:].view(np.int8).astype(np.int32)
-    else:
-        nibbles = blocks[:, :, size - 16 :]
-        quants = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).astype(np.int32)
-    if weight_type == "Q4_0":
-        quants = quants - 8
+    parts = blocks_of(weight_type, data)
+    values = parts.values.reshape(rows, -1, 32)
+    scales = parts.scale.reshape(rows, -1)
+    minima = None if parts.minimum is None else parts.minimum.reshape(rows, -1)
     for r, row in enumerate(x):
-        values, row_scales, sums = plain_quantise(row)
+        quants, row_scales, sums = plain_quantise(row)
         for b in range(columns // 32):
-            dot = quants[:, b] @ values[b * 32 : b * 32 + 32].astype(np.int32)
+            block = quants[b * 32 : b * 32 + 32].astype(np.int32)
+            dot = values[:, b] @ block
+            weight = np.float32(1)
+            if parts.half_scales is not None:
+                halves = values[:, b].reshape(rows, 2, 16) * block.reshape(2, 16)
+                dot = (halves.sum(axis=2) * parts.half_scales.reshape(rows, -1, 2)[:, b]).sum(axis=1)
             out[r] = out[r] + (scales[:, b] * row_scales[b]) * dot.astype(np.float32)
-            if weight_type == "Q4_1":
-                minima = blocks[:, b, 2:4].copy().view(np.float16)[:, 0].astype(np.float32)
-                out[r] = out[r] + minima * (row_scales[b] * np.float32(sums[b]))
+            if minima is None:
+                continue
+            if parts.half_minima is not None:
+                weight = parts.half_minima.reshape(rows, -1, 2)[:, b] @ block.reshape(2, 16).sum(axis=1)
+                out[r] = out[r] + (minima[:, b] * row_scales[b]) * weight.astype(np.float32)
+            else:
+                out[r] = out[r] + minima[:, b] * (row_scales[b] * np.float32(sums[b]))
     return out
+
+
+def whole_blocks(weight_type: str, columns: int) -> int:
+    """``columns``, rounded up to what the type can store."""
+    elements = KINDS[weight_type].block_elements
+    return -(-columns // elements) * elements
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
@@ -74,9 +76,8 @@ def plain_linear(weight_type: str, data: NDArray[np.uint8], rows: int, columns: 
 )
 def test_linear(instruction_set: str, weight_type: str, rows: int, columns: int, count: int) -> None:
     random = np.random.default_rng(rows * columns + count)
-    if weight_type in FLOATS:
-        columns += 5  # only quantised rows are whole blocks
-    data = pack(random.normal(0, 0.5, (rows, columns)).astype(np.float32), weight_type)
+    columns = columns + 5 if weight_type in FLOATS else whole_blocks(weight_type, columns)
+    data = random_weights(random, rows, columns, weight_type, 0.5).reshape(-1)
     x = random.normal(0, 2, (count, columns)).astype(np.float32)
     found = _native.kernels.linear(instruction_set, weight_type, data, rows, columns, 0, x)
     assert found.tobytes() == plain_linear(weight_type, data, rows, columns, x).tobytes()
@@ -87,27 +88,35 @@ def test_linear(instruction_set: str, weight_type: str, rows: int, columns: int,
 @pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_extreme_blocks_do_not_saturate(instruction_set: str, weight_type: str, byte: int, sign: int) -> None:
-    size = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[weight_type]
-    blocks = np.full((40, 3, size), byte, np.uint8)
-    blocks[:, :, :2] = np.array([np.float16(1.0)]).view(np.uint8)
-    if weight_type == "Q4_1":
-        blocks[:, :, 2:4] = np.array([np.float16(-2.0)]).view(np.uint8)
-    x = np.full((5, 96), 3.0 * sign, np.float32)
-    data = blocks.reshape(-1)
-    found = _native.kernels.linear(instruction_set, weight_type, data, 40, 96, 0, x)
-    assert found.tobytes() == plain_linear(weight_type, data, 40, 96, x).tobytes()
+    columns = whole_blocks(weight_type, 96)
+    data = random_weights(np.random.default_rng(1), 40, columns, weight_type, 1.0)
+    blocks = data.reshape(-1, KINDS[weight_type].block_bytes)
+    halves = {"Q2_K": [80, 82], "Q3_K": [108], "Q6_K": [208], "MXFP4": []}.get(weight_type, [0])
+    if weight_type in {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}:
+        halves = [0, 2]
+    kept = [blocks[:, at : at + 2].copy() for at in halves]
+    blocks[:] = byte
+    for at, scale in zip(halves, kept, strict=True):
+        blocks[:, at : at + 2] = scale
+    if weight_type == "MXFP4":
+        blocks[:, 0] = 127
+    x = np.full((5, columns), 3.0 * sign, np.float32)
+    data = data.reshape(-1)
+    found = _native.kernels.linear(instruction_set, weight_type, data, 40, columns, 0, x)
+    assert found.tobytes() == plain_linear(weight_type, data, 40, columns, x).tobytes()
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("weight_type", QUANTISED + FLOATS)
 def test_dequantise_and_rows_of_interleaved_heads(instruction_set: str, weight_type: str) -> None:
-    values = np.random.default_rng(3).normal(0, 1, (48, 64)).astype(np.float32)
-    data = pack(values, weight_type)
-    plain = plain_values(weight_type, data, (48, 64))
-    straight = _native.kernels.dequantise(instruction_set, weight_type, data, 48, 64, 0)
+    columns = whole_blocks(weight_type, 64)
+    data = random_weights(np.random.default_rng(3), 48, columns, weight_type, 1.0).reshape(-1)
+    plain = plain_values(weight_type, data, (48, columns))
+    straight = _native.kernels.dequantise(instruction_set, weight_type, data, 48, columns, 0)
     assert straight.tobytes() == plain.tobytes()
-    halves = plain.reshape(2, 12, 2, 64).swapaxes(1, 2).reshape(48, 64)  # heads of 24: even rows first, then odd
-    assert _native.kernels.dequantise(instruction_set, weight_type, data, 48, 64, 24).tobytes() == halves.tobytes()
+    halves = plain.reshape(2, 12, 2, columns).swapaxes(1, 2).reshape(48, columns)  # heads of 24: even rows, then odd
+    found = _native.kernels.dequantise(instruction_set, weight_type, data, 48, columns, 24)
+    assert found.tobytes() == halves.tobytes()
 
 
 float_blocks = st.lists(

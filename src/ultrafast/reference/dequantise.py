@@ -1,8 +1,9 @@
-"""Stored tensors to float32, exactly: one float32 product, and one sum where the type has a minimum, per element."""
+"""Stored tensors as float32, exactly: at most two float32 products and one sum per element, in the format's order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,58 +13,193 @@ from ultrafast.errors import UnsupportedModelError
 from ultrafast.weights.source import Tensor
 
 Float32Array = NDArray[np.float32]
+Int32Array = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
+
+# What a four-bit code stands for where it is an index.
+IQ4_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+MXFP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice those of E2M1
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks of 32 elements, taken apart.
+
+    An element is ``scale × half_scale × value + minimum × half_minimum``; the half scales belong to 16 elements each.
+    """
+
+    values: Int32Array  # [blocks, 32]
+    scale: Float32Array  # [blocks]
+    minimum: Float32Array | None = None  # [blocks], as it is added
+    half_scales: Int32Array | None = None  # [blocks, 2]
+    half_minima: Int32Array | None = None  # [blocks, 2]
 
 
 def dequantise(tensor: Tensor) -> Float32Array:
     """The tensor's values as a new ``float32[*tensor.shape]``; ``UnsupportedModelError`` for a type without a rule."""
-    convert = _CONVERSIONS.get(tensor.type_name)
-    if convert is None:
-        raise UnsupportedModelError(f"no conversion from {tensor.type_name} to float32")
-    return convert(tensor.data).reshape(tensor.shape)
+    if tensor.type_name in _FLOATS:
+        return _FLOATS[tensor.type_name](tensor.data).reshape(tensor.shape)
+    blocks = blocks_of(tensor.type_name, tensor.data)
+    with np.errstate(invalid="ignore", over="ignore"):
+        scale, minimum = blocks.scale[:, None], blocks.minimum
+        if blocks.half_scales is not None:
+            scale = scale * np.repeat(blocks.half_scales, 16, axis=1).astype(np.float32)
+        values: Float32Array = scale * blocks.values.astype(np.float32)
+        if minimum is not None:
+            added = minimum[:, None]
+            if blocks.half_minima is not None:
+                added = added * np.repeat(blocks.half_minima, 16, axis=1).astype(np.float32)
+            values = values + added
+    return values.reshape(tensor.shape)
 
 
-def _from_f32(data: NDArray[np.uint8]) -> Float32Array:
+def blocks_of(type_name: str, data: Bytes) -> Blocks:
+    """Take a quantised tensor's bytes apart. Raises ``UnsupportedModelError`` for a type without a rule."""
+    take = _QUANTISED.get(type_name)
+    if take is None:
+        raise UnsupportedModelError(f"no conversion from {type_name} to float32")
+    return take(data)
+
+
+def _from_f32(data: Bytes) -> Float32Array:
     return data.view("<f4").astype(np.float32)
 
 
-def _from_f16(data: NDArray[np.uint8]) -> Float32Array:
+def _from_f16(data: Bytes) -> Float32Array:
     return data.view("<f2").astype(np.float32)
 
 
-def _from_bf16(data: NDArray[np.uint8]) -> Float32Array:
+def _from_bf16(data: Bytes) -> Float32Array:
     return (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _from_q8_0(data: NDArray[np.uint8]) -> Float32Array:
+def _half(blocks: Bytes, offset: int) -> Float32Array:
+    """The float16 at ``offset`` of each block."""
+    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)[:, 0]
+
+
+def _nibbles(packed: Bytes) -> Int32Array:
+    """``[blocks, 16]`` to ``[blocks, 32]``: the low halves are elements 0 to 15, the high ones 16 to 31."""
+    return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.int32)
+
+
+def _short(size: int, low: int, high: int | None, offset: int, minimum: bool) -> Callable[[Bytes], Blocks]:
+    """Types of 32 elements: float16 scale (and minimum), a fifth bit at ``high``, nibbles at ``low``."""
+
+    def take(data: Bytes) -> Blocks:
+        blocks = data.reshape(-1, size)
+        codes = _nibbles(blocks[:, low:])
+        if high is not None:
+            codes |= np.unpackbits(blocks[:, high : high + 4], axis=1, bitorder="little").astype(np.int32) << 4
+        return Blocks(codes - offset, _half(blocks, 0), _half(blocks, 2) if minimum else None)
+
+    return take
+
+
+def _q8_0(data: Bytes) -> Blocks:
     blocks = data.reshape(-1, 34)
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+    return Blocks(blocks[:, 2:].view(np.int8).astype(np.int32), _half(blocks, 0))
 
 
-def _from_q4_0(data: NDArray[np.uint8]) -> Float32Array:
+def _iq4_nl(data: Bytes) -> Blocks:
     blocks = data.reshape(-1, 18)
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]) - np.float32(8))
+    return Blocks(np.array(IQ4_VALUES, np.int32)[_nibbles(blocks[:, 2:])], _half(blocks, 0))
 
 
-def _from_q4_1(data: NDArray[np.uint8]) -> Float32Array:
-    blocks = data.reshape(-1, 20)
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)
+def _mxfp4(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 17)
+    scale = np.ldexp(np.float32(1), blocks[:, 0].astype(np.int32) - 128).astype(np.float32)
+    return Blocks(np.array(MXFP4_VALUES, np.int32)[_nibbles(blocks[:, 1:])], scale)
 
 
-def _half(blocks: NDArray[np.uint8], offset: int) -> Float32Array:
-    """The float16 at ``offset`` of each block, as ``float32[blocks, 1]``."""
-    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)
+def _fields(packed: Bytes, run: int, bits: int) -> Int32Array:
+    """Fields of ``bits`` bits: each run of bytes holds its fields 0, then its fields 1, ...; ``[blocks, elements]``."""
+    runs = packed.reshape(len(packed), -1, 1, run)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return (runs >> shifts & np.uint8((1 << bits) - 1)).reshape(len(packed), -1).astype(np.int32)
 
 
-def _nibbles(packed: NDArray[np.uint8]) -> Float32Array:
-    """``uint8[blocks, 16]`` to ``float32[blocks, 32]``: the low halves are elements 0 to 15, the high ones 16 to 31."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
+def _long(values: Int32Array, scale: Float32Array, **parts: NDArray[Any]) -> Blocks:
+    """Blocks of 32 out of blocks of 256; ``scale`` is per block of 256 or already per block of 32."""
+    scale = np.repeat(scale, 8) if scale.ndim == 1 else scale.reshape(-1)
+    return Blocks(values.reshape(-1, 32), scale, **parts)
 
 
-_CONVERSIONS: Final[dict[str, Callable[[NDArray[Any]], Float32Array]]] = {
-    "F32": _from_f32,
-    "F16": _from_f16,
-    "BF16": _from_bf16,
-    "Q8_0": _from_q8_0,
-    "Q4_0": _from_q4_0,
-    "Q4_1": _from_q4_1,
+def _q2_k(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 84)
+    scales = blocks[:, :16].reshape(-1, 2).astype(np.int32)
+    minimum = np.repeat(-_half(blocks, 82), 8)
+    return _long(
+        _fields(blocks[:, 16:80], 32, 2),
+        _half(blocks, 80),
+        minimum=minimum,
+        half_scales=scales & 15,
+        half_minima=scales >> 4,
+    )
+
+
+def _q3_k(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 110)
+    codes = _fields(blocks[:, 32:96], 32, 2) | _fields(blocks[:, :32], 32, 1) << 2
+    packed = blocks[:, 96:]
+    low = _fields(packed[:, :8], 8, 4)
+    high = _fields(packed[:, 8:12], 4, 2)
+    return _long(codes - 4, _half(blocks, 108), half_scales=((low | high << 4) - 32).reshape(-1, 2))
+
+
+def _six_bit_pairs(packed: Bytes) -> tuple[Float32Array, Float32Array]:
+    """Scales and minima, ``[blocks, 8]`` each, of the twelve bytes that Q4_K and Q5_K share."""
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
+    minima = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _q4_or_q5_k(size: int) -> Callable[[Bytes], Blocks]:
+    def take(data: Bytes) -> Blocks:
+        blocks = data.reshape(-1, size)
+        codes = _fields(blocks[:, size - 128 :], 32, 4)
+        if size > 144:
+            codes |= _fields(blocks[:, 16:48], 32, 1) << 4
+        scales, minima = _six_bit_pairs(blocks[:, 4:16])
+        with np.errstate(invalid="ignore", over="ignore"):
+            scale, minimum = _half(blocks, 0)[:, None] * scales, _half(blocks, 2)[:, None] * minima
+        return _long(codes, scale, minimum=-minimum.reshape(-1))
+
+    return take
+
+
+def _q6_k(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 210)
+    codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << 4
+    scales = blocks[:, 192:208].view(np.int8).astype(np.int32).reshape(-1, 2)
+    return _long(codes - 32, _half(blocks, 208), half_scales=scales)
+
+
+def _iq4_xs(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 136)
+    low = _fields(blocks[:, 4:8, None].reshape(len(blocks), 4), 1, 4)
+    tops = np.ascontiguousarray(blocks[:, 2:4]).view("<u2").astype(np.int32)
+    scales = (low | (tops >> np.arange(0, 16, 2) & 3) << 4) - 32
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 16))
+    with np.errstate(invalid="ignore", over="ignore"):
+        scale = _half(blocks, 0)[:, None] * scales.astype(np.float32)
+    return _long(np.array(IQ4_VALUES, np.int32)[codes], scale)
+
+
+_FLOATS: Final[dict[str, Callable[[Bytes], Float32Array]]] = {"F32": _from_f32, "F16": _from_f16, "BF16": _from_bf16}
+_QUANTISED: Final[dict[str, Callable[[Bytes], Blocks]]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _short(18, 2, None, 8, minimum=False),
+    "Q4_1": _short(20, 4, None, 0, minimum=True),
+    "Q5_0": _short(22, 6, 2, 16, minimum=False),
+    "Q5_1": _short(24, 8, 4, 0, minimum=True),
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_or_q5_k(144),
+    "Q5_K": _q4_or_q5_k(176),
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }

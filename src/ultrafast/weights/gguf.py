@@ -65,8 +65,18 @@ TENSOR_TYPES: Final[dict[int, TensorType]] = {
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),  # f16 scale, 16 bytes of nibbles
     3: TensorType("Q4_1", 32, 20),  # f16 scale, f16 minimum, 16 bytes of nibbles
+    6: TensorType("Q5_0", 32, 22),
+    7: TensorType("Q5_1", 32, 24),
     8: TensorType("Q8_0", 32, 34),  # f16 scale, 32 int8
+    10: TensorType("Q2_K", 256, 84),
+    11: TensorType("Q3_K", 256, 110),
+    12: TensorType("Q4_K", 256, 144),
+    13: TensorType("Q5_K", 256, 176),
+    14: TensorType("Q6_K", 256, 210),
+    20: TensorType("IQ4_NL", 32, 18),
+    23: TensorType("IQ4_XS", 256, 136),
     30: TensorType("BF16", 1, 2),
+    39: TensorType("MXFP4", 32, 17),
 }
 SUPPORTED_TYPE_NAMES: Final = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
 
@@ -74,12 +84,12 @@ SUPPORTED_TYPE_NAMES: Final = ", ".join(sorted(kind.name for kind in TENSOR_TYPE
 OTHER_TENSOR_TYPES: Final[dict[int, TensorType]] = {
     code: TensorType(name, block_elements, block_bytes)
     for code, name, block_elements, block_bytes in (
-        (6, "Q5_0", 32, 22), (7, "Q5_1", 32, 24), (9, "Q8_1", 32, 40), (10, "Q2_K", 256, 84), (11, "Q3_K", 256, 110),
-        (12, "Q4_K", 256, 144), (13, "Q5_K", 256, 176), (14, "Q6_K", 256, 210), (15, "Q8_K", 256, 292),
+        (9, "Q8_1", 32, 40),
+        (15, "Q8_K", 256, 292),
         (16, "IQ2_XXS", 256, 66), (17, "IQ2_XS", 256, 74), (18, "IQ3_XXS", 256, 98), (19, "IQ1_S", 256, 50),
-        (20, "IQ4_NL", 32, 18), (21, "IQ3_S", 256, 110), (22, "IQ2_S", 256, 82), (23, "IQ4_XS", 256, 136),
+        (21, "IQ3_S", 256, 110), (22, "IQ2_S", 256, 82),
         (24, "I8", 1, 1), (25, "I16", 1, 2), (26, "I32", 1, 4), (27, "I64", 1, 8), (28, "F64", 1, 8),
-        (29, "IQ1_M", 256, 56), (34, "TQ1_0", 256, 54), (35, "TQ2_0", 256, 66), (39, "MXFP4", 32, 17),
+        (29, "IQ1_M", 256, 56), (34, "TQ1_0", 256, 54), (35, "TQ2_0", 256, 66),
         (40, "NVFP4", 64, 36), (41, "Q1_0", 128, 18),
     )
 }  # fmt: skip

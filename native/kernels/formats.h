@@ -1,0 +1,189 @@
+// The quantised types as kernels see them: how codes unpack to bytes, and how an exact dot becomes a float term.
+//
+// A type is a choice of planes (which codes) and of scales (what a block's integer dot is worth). Both follow
+// block_format; the float terms follow exactness rule 1: f32(weight scale × activation scale) × dot, then the minimum.
+#pragma once
+
+#include "elementwise.h"
+
+namespace ultrafast::ULTRAFAST_ISA {
+
+constexpr int kGroupVectors = kGroupRows / kLanes;
+
+ULTRAFAST_INLINE const std::uint16_t* halves(const std::uint8_t* p) {
+  return reinterpret_cast<const std::uint16_t*>(p);
+}
+
+// Bytes of one vector of a quad: 8 rows × 4 columns.
+constexpr int kQuadVector = 4 * kLanes;
+constexpr int kQuadBytes = 4 * kGroupRows;
+
+// Codes of quads kQuad (columns 4 × kQuad..) and kQuad + 4 (16 + 4 × kQuad..), kQuad < 4, for one vector of rows.
+struct QuadPair {
+  U8 low;
+  U8 high;
+};
+
+template <WeightType kType, int kQuad>
+ULTRAFAST_INLINE QuadPair load_quads(const std::uint8_t* block, int vector) {
+  constexpr BlockFormat kFormat = block_format(kType);
+  const std::uint8_t* low_plane = block + vector * kQuadVector;
+  const std::uint8_t* high_plane = low_plane + kFormat.low_bytes();
+  QuadPair pair;
+  if constexpr (kFormat.low_bits == 8) {
+    pair = {load_bytes(low_plane + kQuad * kQuadBytes), load_bytes(low_plane + (kQuad + 4) * kQuadBytes)};
+  } else if constexpr (kFormat.low_bits == 4) {
+    const U8 packed = load_bytes(low_plane + kQuad * kQuadBytes);
+    pair = {bits<0, 15>(packed), bits<4, 15>(packed)};
+  } else {
+    pair = {bits<2 * kQuad, 3>(load_bytes(low_plane)), bits<2 * kQuad, 3>(load_bytes(low_plane + kQuadBytes))};
+  }
+  if constexpr (kFormat.high_bits == 1) {
+    constexpr int kTop = kFormat.low_bits;  // where the further bit belongs
+    const U8 plane = load_bytes(high_plane);
+    pair.low = bit_or(pair.low, bits<kQuad - kTop, 1 << kTop>(plane));
+    pair.high = bit_or(pair.high, bits<kQuad + 4 - kTop, 1 << kTop>(plane));
+  } else if constexpr (kFormat.high_bits == 2) {
+    constexpr int kTop = kFormat.low_bits;
+    pair.low = bit_or(pair.low, bits<2 * kQuad - kTop, 3 << kTop>(load_bytes(high_plane)));
+    pair.high = bit_or(pair.high, bits<2 * kQuad - kTop, 3 << kTop>(load_bytes(high_plane + kQuadBytes)));
+  }
+  if constexpr (kType == WeightType::kIQ4_NL || kType == WeightType::kIQ4_XS) {
+    pair = {look_up(kIQ4Values, pair.low), look_up(kIQ4Values, pair.high)};
+  } else if constexpr (kType == WeightType::kMXFP4) {
+    pair = {look_up(kMXFP4Values, pair.low), look_up(kMXFP4Values, pair.high)};
+  }
+  return pair;
+}
+
+// Signed bytes: dots take the magnitude and give its sign to the activations.
+constexpr bool has_signed_codes(WeightType type) {
+  return type == WeightType::kQ8_0 || type == WeightType::kIQ4_NL || type == WeightType::kIQ4_XS ||
+         type == WeightType::kMXFP4;
+}
+
+// Halves of a block with scales of their own.
+constexpr bool has_half_scales(WeightType type) {
+  return type == WeightType::kQ2_K || type == WeightType::kQ3_K || type == WeightType::kQ6_K;
+}
+
+// Unsigned codes stand this far above the value.
+constexpr int code_offset(WeightType type) {
+  switch (type) {
+    case WeightType::kQ4_0:
+      return 8;
+    case WeightType::kQ5_0:
+      return 16;
+    case WeightType::kQ3_K:
+      return 4;
+    case WeightType::kQ6_K:
+      return 32;
+    default:
+      return 0;
+  }
+}
+
+// Quads a 16-bit lane takes before it is widened (exactness rule 4).
+constexpr int safe_quads(WeightType type) {
+  const int code_bits = block_format(type).low_bits + block_format(type).high_bits;
+  return 32767 / (2 * ((1 << code_bits) - 1) * 127);
+}
+static_assert(safe_quads(WeightType::kQ4_K) >= 8 && safe_quads(WeightType::kQ5_K) >= 4 &&
+              safe_quads(WeightType::kQ6_K) >= 2 && safe_quads(WeightType::kQ3_K) >= 4);
+
+// The exact dots of a block's halves.
+struct HalfDots {
+  I32 low;
+  I32 high;
+};
+
+// What a block's dot is worth, for one vector of rows. Minima are as they are added.
+struct BlockScale {
+  F32 scale;      // of the dot
+  F32 minimum;    // of the sum of activations; unused without minima
+  F32 halves[2];  // exact small integers: scales of the halves' dots, then their minima
+  F32 half_minima[2];
+};
+
+// 2^(e − 128): a float32 with exponent e − 1, or the subnormals for e of 0 and 1.
+ULTRAFAST_INLINE F32 exponent_scale(const std::uint8_t* exponents) {
+  alignas(32) float scales[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const std::uint32_t e = exponents[i];
+    scales[i] = __builtin_bit_cast(float, e < 2 ? 0x00200000u << e : (e - 1) << 23);
+  }
+  return load(scales);
+}
+
+template <WeightType kType>
+ULTRAFAST_INLINE BlockScale load_scale(const std::uint8_t* header, const std::uint8_t* block, int vector) {
+  constexpr BlockFormat kFormat = block_format(kType);
+  const std::uint8_t* at = block + kFormat.quant_bytes() + vector * kLanes * (kFormat.halves > 0 ? 2 : 1);
+  BlockScale s;
+  if constexpr (kFormat.header_halves > 0) {
+    const F32 d = load_half(halves(header) + vector * kLanes);
+    if constexpr (kType == WeightType::kIQ4_XS) {
+      s.scale = mul(d, float_of_signed(at));
+    } else if constexpr (kType == WeightType::kQ4_K || kType == WeightType::kQ5_K) {
+      s.scale = mul(d, float_of_unsigned(at));
+      const F32 smallest = load_half(halves(header) + kGroupRows + vector * kLanes);
+      s.minimum = sub(zero(), mul(smallest, float_of_unsigned(at + kGroupRows)));
+    } else if constexpr (kType == WeightType::kQ2_K) {
+      s.scale = d;
+      s.minimum = sub(zero(), load_half(halves(header) + kGroupRows + vector * kLanes));
+      for (int h = 0; h < 2; ++h) {
+        alignas(32) std::uint8_t low[kLanes];
+        alignas(32) std::uint8_t high[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+          low[i] = at[h * kGroupRows + i] & 15;
+          high[i] = static_cast<std::uint8_t>(at[h * kGroupRows + i] >> 4);
+        }
+        s.halves[h] = float_of_unsigned(low);
+        s.half_minima[h] = float_of_unsigned(high);
+      }
+    } else {
+      s.scale = d;
+      for (int h = 0; h < 2; ++h) s.halves[h] = float_of_signed(at + h * kGroupRows);
+    }
+  } else if constexpr (kType == WeightType::kMXFP4) {
+    s.scale = exponent_scale(at);
+  } else {
+    s.scale = load_half(halves(at));
+    if constexpr (kFormat.halves == 2) s.minimum = load_half(halves(at) + kGroupRows);
+  }
+  return s;
+}
+
+constexpr bool has_minimum(WeightType type) {
+  return type == WeightType::kQ4_1 || type == WeightType::kQ5_1 || type == WeightType::kQ4_K ||
+         type == WeightType::kQ5_K;
+}
+
+// sum + the term of block b for one activation row.
+template <WeightType kType>
+ULTRAFAST_INLINE F32 add_block(F32 sum, const BlockScale& s, const HalfDots& dots, const Activation& row,
+                               std::int64_t b) {
+  const F32 scale = mul(s.scale, set1(row.scales[b]));
+  if constexpr (has_half_scales(kType)) {
+    // Small integers: |scale| <= 128, |dot| < 2^17, so every product and sum here is exact in float32.
+    F32 parts[2] = {to_float(dots.low), to_float(dots.high)};
+    for (int h = 0; h < 2; ++h) {
+      const float offset = static_cast<float>(code_offset(kType) * row.half_sums[2 * b + h]);
+      parts[h] = mul(s.halves[h], sub(parts[h], set1(offset)));
+    }
+    sum = add(sum, mul(scale, add(parts[0], parts[1])));
+    if constexpr (kType == WeightType::kQ2_K) {
+      const F32 low = mul(s.half_minima[0], set1(static_cast<float>(row.half_sums[2 * b])));
+      const F32 high = mul(s.half_minima[1], set1(static_cast<float>(row.half_sums[2 * b + 1])));
+      sum = add(sum, mul(mul(s.minimum, set1(row.scales[b])), add(low, high)));
+    }
+    return sum;
+  }
+  I32 dot = add(dots.low, dots.high);
+  if constexpr (code_offset(kType) != 0) dot = sub(dot, set1_int(code_offset(kType) * row.sums[b]));
+  sum = add(sum, mul(scale, to_float(dot)));
+  if constexpr (has_minimum(kType)) sum = add(sum, mul(s.minimum, set1(row.scaled_sums[b])));
+  return sum;
+}
+
+}  // namespace ultrafast::ULTRAFAST_ISA
