@@ -17,6 +17,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.quantised import FLOATS, random_weights
 from tests.weights.safetensors_bytes import entry, safetensors
 
 Array = NDArray[np.float32]
@@ -251,7 +252,10 @@ def _packed(array: Array, type_name: str) -> bytes:
 
 
 def write_gguf(path: Path, case: str, type_name: str = "F32", **changes: Any) -> Path:
-    """A case as a GGUF file, its matrices of ``type_name``."""
+    """A case as a GGUF file, its matrices of ``type_name``; "mixed" is the mixture of a Q4_K_M file.
+
+    Quantised matrices are random anew, not the case's own weights: no golden logits are theirs.
+    """
     config = configuration(case, **changes)
     name = CASES[case][1]
     writer = gguf.GGUFWriter(path, name)
@@ -266,17 +270,32 @@ def write_gguf(path: Path, case: str, type_name: str = "F32", **changes: Any) ->
             writer.add_float32(f"{name}.{key}", value)
         else:
             writer.add_string(f"{name}.{key}", value)
-    kind = gguf.GGMLQuantizationType[type_name]
     for tensor_name, array in _gguf_tensors(name, config, weights(case, config)).items():
         if array.ndim == 1 or "ffn_gate_inp" in tensor_name:
             writer.add_tensor(tensor_name, array)
-        else:
-            writer.add_tensor(tensor_name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+            continue
+        kind_name = _mixed(tensor_name) if type_name == "mixed" else type_name
+        packed = _packed_rows(array, kind_name, zlib.crc32(tensor_name.encode()))
+        writer.add_tensor(tensor_name, packed, raw_dtype=gguf.GGMLQuantizationType[kind_name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _mixed(tensor_name: str) -> str:
+    kinds = {"token_embd": "Q8_0", "attn_q.": "Q5_0", "attn_v": "Q6_K", "ffn_down": "Q6_K", "attn_output": "Q5_K"}
+    return next((kind for part, kind in kinds.items() if part in tensor_name), "Q4_K")
+
+
+def _packed_rows(array: Array, type_name: str, seed: int) -> NDArray[Any]:
+    if type_name in FLOATS:
+        packed: NDArray[Any] = gguf.quants.quantize(array, gguf.GGMLQuantizationType[type_name])
+        return packed
+    rows, columns = math.prod(array.shape[:-1]), array.shape[-1]
+    random = np.random.default_rng(seed)
+    return random_weights(random, rows, columns, type_name, float(array.std())).reshape(*array.shape[:-1], -1)
 
 
 def _metadata(case: str, c: Config) -> Config:
