@@ -15,6 +15,7 @@ from ultrafast.backends.local import LocalBackend
 from ultrafast.gateway import schema
 from ultrafast.gateway.app import Gateway
 from ultrafast.gateway.hosts import HostPolicy
+from ultrafast.models.architectures import ARCHITECTURES
 from ultrafast.weights.store import ModelLocation
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +48,13 @@ def test_every_environment_variable_is_documented_and_every_documented_one_exist
     used = {match for string in strings for match in VARIABLE.findall(string)}
     page = read("docs/configuration.md")
     assert used == set(VARIABLE.findall(page))
+
+
+def test_every_architecture_is_documented() -> None:
+    rows = re.findall(r"^\| (`.*?) \| (`.*?) \|", read("docs/models.md"), re.MULTILINE)
+    listed = {tuple(sorted(re.findall(r"`(\w+)`", types))) for _, types in rows}
+    assert listed == {tuple(sorted(kind.model_types)) for kind in ARCHITECTURES}
+    assert {re.findall(r"`(\w+)`", name)[0] for name, _ in rows} == {kind.name for kind in ARCHITECTURES if kind.name}
 
 
 def test_every_route_is_documented() -> None:

@@ -13,15 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.models.checkpoints import CASES, VOCABULARY
 from tests.models.rows import Driver, examples, logits_of, same_bits, samplings
 from tests.models.tiny import WEIGHT_TYPES, TinyShape
 from ultrafast import _native
 from ultrafast.models import WANT_LOGITS, WANT_TOKEN, LoadedModel, SamplingParameters
-from ultrafast.reference.llama import ReferenceModel
+from ultrafast.reference.decoder import ReferenceModel
 from ultrafast.weights.gguf import open_gguf
 
 Load = Callable[..., LoadedModel]
 Tiny = Callable[..., Path]
+Checkpoint = Callable[..., Path]
 
 THREADS = (1, 2, 3, 4)
 SHAPES = (
@@ -60,20 +62,44 @@ def test_engine_follows_the_reference(load: Load, tiny: Tiny, weight_type: str) 
     path = tiny(weight_type)
     tokens = np.random.default_rng(1).integers(0, 77, 150).tolist()
     with open_gguf(path) as gguf:
-        expected = ReferenceModel.from_gguf(gguf).logits(tokens)
+        expected = ReferenceModel.from_source(gguf).logits(tokens)
     found, _ = logits_of(load(path), tokens)
     error = np.sqrt(np.mean((found - expected) ** 2)) / expected.std()
     assert error < (0.002 if weight_type in {"F32", "F16", "BF16"} else 0.1)
 
 
+@pytest.mark.parametrize("case", CASES)
+@examples(4)
+@given(data=st.data())
+def test_every_architecture_in_any_way(load: Load, checkpoint: Checkpoint, case: str, data: st.DataObject) -> None:
+    """Threads, chunks, instruction sets, neighbours and trees, of weights in either format."""
+    path = checkpoint(
+        case, data.draw(st.sampled_from(("directory", "gguf"))), data.draw(st.sampled_from(("F32", "F16")))
+    )
+    tokens = data.draw(tokens_for(VOCABULARY, 60))
+    chunks = data.draw(st.lists(st.integers(0, len(tokens)), max_size=6))
+    sampling = data.draw(samplings)
+    expected = logits_of(load(path, threads=1, instruction_set="portable"), tokens, sampling=sampling)
+    for instruction_set in _native.instruction_sets():
+        model = load(path, threads=data.draw(st.sampled_from((1, 2, 3))), instruction_set=instruction_set)
+        found = logits_of(model, tokens, chunks, sampling)
+        assert same_bits(expected[0], found[0])
+        assert expected[1].tolist() == found[1].tolist()
+    check_neighbours(load(path), data, VOCABULARY)
+    check_tree(load(path), data, VOCABULARY, 30)
+
+
 @examples(25)
 @given(data=st.data())
 def test_neighbours_change_nothing(load: Load, tiny: Tiny, data: st.DataObject) -> None:
+    check_neighbours(load(tiny("Q4_1"), threads=data.draw(st.sampled_from(THREADS))), data, 77)
+
+
+def check_neighbours(model: LoadedModel, data: st.DataObject, vocabulary_size: int) -> None:
     """Alone or beside up to eight other sequences, at any interleaving of their rows."""
-    model = load(tiny("Q4_1"), threads=data.draw(st.sampled_from(THREADS)))
     count = data.draw(st.integers(2, 9))
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    sequences = [random.integers(0, 77, random.integers(1, 41)).tolist() for _ in range(count)]
+    sequences = [random.integers(0, vocabulary_size, random.integers(1, 41)).tolist() for _ in range(count)]
     kinds = data.draw(st.lists(samplings, min_size=1, max_size=3))
     sampling = [kinds[slot % len(kinds)] for slot in range(count)]
     expected = [logits_of(model, sequences[c], sampling=sampling[c], choice=c) for c in range(count)]
@@ -109,11 +135,15 @@ def test_neighbours_change_nothing(load: Load, tiny: Tiny, data: st.DataObject) 
 @examples(40)
 @given(data=st.data())
 def test_trees_equal_lines(load: Load, tiny: Tiny, data: st.DataObject) -> None:
+    check_tree(load(tiny("Q4_0"), threads=data.draw(st.sampled_from(THREADS))), data, 77, 150)
+
+
+def check_tree(model: LoadedModel, data: st.DataObject, vocabulary_size: int, most: int) -> None:
     """Every row of a random tree gives what its own path gives as a line; a kept branch then goes on as that line."""
-    model = load(tiny("Q4_0"), threads=data.draw(st.sampled_from(THREADS)))
     sampling = data.draw(samplings)
-    history = data.draw(tokens_for(77, 150))
-    nodes = data.draw(st.lists(st.tuples(st.integers(0, 76), st.integers(-1, 30)), min_size=1, max_size=24))
+    history = data.draw(tokens_for(vocabulary_size, most))
+    node = st.tuples(st.integers(0, vocabulary_size - 1), st.integers(-1, 30))
+    nodes = data.draw(st.lists(node, min_size=1, max_size=24))
     driver = Driver(model)
     driver.bind(0, len(history) + len(nodes) + 1, sampling, 1)
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz import fuzz_gguf
 from tests.fuzz.models import TYPES, write_all
-from ultrafast.reference.llama import ReferenceModel
+from ultrafast.reference.decoder import ReferenceModel
 from ultrafast.weights.gguf import open_gguf
 
 
@@ -17,7 +17,7 @@ def test_the_files_to_be_damaged_are_sound(tmp_path: Path) -> None:
     for path, type_name in zip(write_all(tmp_path), TYPES, strict=True):
         assert fuzz_gguf.run_case(path) == "ran, texts sound", type_name
         with open_gguf(path) as file:
-            assert np.isfinite(ReferenceModel.from_gguf(file).logits([1, 2, 3])).all()
+            assert np.isfinite(ReferenceModel.from_source(file).logits([1, 2, 3])).all()
 
 
 def test_row_16_some_damaged_files() -> None:

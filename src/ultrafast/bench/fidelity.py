@@ -19,7 +19,7 @@ from ultrafast.bench.results import Bar, FidelityResult, RuntimeFidelity, Text
 from ultrafast.bench.text import FILE_NAME, english_tokens
 from ultrafast.errors import ConfigurationError, EngineError
 from ultrafast.models import resources
-from ultrafast.reference.llama import ReferenceModel
+from ultrafast.reference.decoder import ReferenceModel
 from ultrafast.weights.gguf import open_gguf
 from ultrafast.weights.store import cache_directory, resolve_model
 
@@ -91,7 +91,7 @@ def score(contest: Contest, model_path: Path, sequences: list[list[int]], progre
     """
     divergences = {contestant.name: Divergence() for contestant in contest.contestants}
     with open_gguf(model_path) as gguf, tempfile.TemporaryDirectory() as folder:
-        reference = ReferenceModel.from_gguf(gguf)
+        reference = ReferenceModel.from_source(gguf)
         exchange = Path(folder) / "logits"
         for number, tokens in enumerate(sequences, start=1):
             progress(f"scoring: sequence {number} of {len(sequences)}")

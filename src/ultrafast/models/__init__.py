@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from ultrafast import _native
-from ultrafast.errors import ConfigurationError, ModelFileError, UnsupportedModelError
-from ultrafast.models import llama, resources
-from ultrafast.models.configuration import ModelConfiguration, llama_configuration
+from ultrafast.errors import ConfigurationError, ModelFileError
+from ultrafast.models import resources
+from ultrafast.models.configuration import ModelConfiguration
+from ultrafast.models.description import describe
 from ultrafast.models.loaded import BLOCK_TOKENS, LoadedModel, StepResult
+from ultrafast.models.program import build_program
 from ultrafast.models.sampling import SamplingParameters
-from ultrafast.weights import ModelSource, open_model
-from ultrafast.weights.gguf import GgufFile
+from ultrafast.models.tensors import TensorSource
+from ultrafast.weights import open_model
 
 __all__ = [
     "WANT_HIDDEN",
@@ -52,7 +54,7 @@ def load_model(
     context: int | None = None,
     memory_budget_bytes: int | None = None,
 ) -> LoadedModel:
-    """Read a GGUF file and lay its weights out for this machine.
+    """Read a GGUF file or a Hugging Face directory and lay its weights out for this machine.
 
     ``threads`` defaults to the cores that affinity and control groups allow; ``instruction_set`` to
     ``$ULTRAFAST_INSTRUCTION_SET`` or else the fastest the processor has; ``context`` to the model's own, or what
@@ -65,20 +67,19 @@ def load_model(
     threads = _threads(threads)
     cpus = resources.pinned_cpus(threads)
     with open_model(path) as source:
-        gguf = _runnable(source)
-        configuration = model_configuration(source)
+        configuration, tensors = describe(source)
         budget = memory_budget_bytes
         if budget is None:
             budget = int(resources.available_memory_bytes() * CONTEXT_MEMORY_SHARE)
         context, block_count = _cache_size(configuration, context, budget)
         try:
             native, weight_bytes_per_token = _build(
-                gguf, configuration, chosen_set, threads=threads, cpus=cpus, context=context, block_count=block_count
+                tensors, configuration, chosen_set, threads=threads, cpus=cpus, context=context, block_count=block_count
             )
         except MemoryError:
-            raise ConfigurationError(f"not enough memory to load {gguf.path.name}") from None
+            raise ConfigurationError(f"not enough memory to load {source.path.name}") from None
         except ValueError as error:
-            raise ModelFileError(f"{gguf.path.name}: {error}") from None
+            raise ModelFileError(f"{source.path.name}: {error}") from None
     return LoadedModel(
         native,
         configuration,
@@ -96,7 +97,7 @@ def load_model(
 
 
 def _build(
-    gguf: GgufFile,
+    tensors: TensorSource,
     configuration: ModelConfiguration,
     instruction_set: str,
     *,
@@ -106,7 +107,6 @@ def _build(
     block_count: int,
 ) -> tuple[_native.Model, int]:
     """The native model, laid out, and the bytes that one token reads."""
-    tensors = llama.TensorSource(gguf)
     native = _native.Model(
         instruction_set=instruction_set,
         threads=threads,
@@ -117,32 +117,15 @@ def _build(
         head_count=configuration.head_count,
         kv_head_count=configuration.kv_head_count,
         head_size=configuration.head_size,
-        attention_scale=configuration.head_size**-0.5,
+        attention_scale=configuration.attention_scale,
         context=context,
         block_count=block_count,
         max_sequences=MAX_SEQUENCES,
         max_rows=MAX_ROWS,
     )
-    weight_bytes_per_token = llama.build_program(native, configuration, tensors)
+    weight_bytes_per_token = build_program(native, configuration, tensors, context)
     native.finish()
     return native, weight_bytes_per_token
-
-
-def _runnable(source: ModelSource) -> GgufFile:
-    if not isinstance(source, GgufFile):
-        raise UnsupportedModelError(f"{source.path.name}: only GGUF files can be run by this version")
-    return source
-
-
-def model_configuration(source: ModelSource) -> ModelConfiguration:
-    """What an open model says of itself.
-
-    Raises ``UnsupportedModelError`` for what this version cannot run, ``ModelFileError`` where it makes no sense.
-    """
-    gguf = _runnable(source)
-    if gguf.string("general.architecture") != "llama":
-        raise UnsupportedModelError(f"{gguf.path.name}: only the llama architecture is supported in this version")
-    return llama_configuration(gguf)
 
 
 def _instruction_set(wanted: str | None) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ultrafast.errors import UnsupportedModelError
-from ultrafast.weights.gguf import GgufTensor
+from ultrafast.weights.source import Tensor
 
 Float32Array = NDArray[np.float32]
 Int32Array = NDArray[np.int32]
@@ -35,7 +35,7 @@ class Blocks:
     half_minima: Int32Array | None = None  # [blocks, 2]
 
 
-def dequantise(tensor: GgufTensor) -> Float32Array:
+def dequantise(tensor: Tensor) -> Float32Array:
     """The tensor's values as a new ``float32[*tensor.shape]``; ``UnsupportedModelError`` for a type without a rule."""
     if tensor.type_name in _FLOATS:
         return _FLOATS[tensor.type_name](tensor.data).reshape(tensor.shape)

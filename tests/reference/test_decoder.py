@@ -7,7 +7,7 @@ import pytest
 
 from tests.data import GOLDEN_DIRECTORY
 from ultrafast.errors import ContextLengthError, ModelFileError, RequestError, UnsupportedModelError
-from ultrafast.reference.llama import ReferenceModel
+from ultrafast.reference.decoder import ReferenceModel
 from ultrafast.weights.gguf import GgufFile, MetadataValue
 
 TOLERANCE = 1e-3  # of the largest logit of the position
@@ -15,7 +15,7 @@ TOLERANCE = 1e-3  # of the largest logit of the position
 
 @pytest.fixture(scope="module")
 def model(gguf_file: GgufFile) -> ReferenceModel:
-    return ReferenceModel.from_gguf(gguf_file)
+    return ReferenceModel.from_source(gguf_file)
 
 
 def test_logits_agree_with_transformers(model: ReferenceModel) -> None:
@@ -44,14 +44,14 @@ def test_logits_agree_with_transformers(model: ReferenceModel) -> None:
 def test_a_position_depends_on_the_past_alone(model: ReferenceModel) -> None:
     long = model.logits([5, 700, 12, 9000, 77])
     short = model.logits([5, 700, 12])
-    assert np.allclose(long[:3], short, atol=1e-4)
+    assert np.allclose(long[:3], short, atol=1e-3)
     assert not np.allclose(model.logits([700, 5, 12])[2], short[2], atol=1e-2)
 
 
 def test_attention_in_pieces_is_attention_at_once(model: ReferenceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [(index * 37) % 1000 for index in range(20)]
     whole = model.hidden(tokens)
-    monkeypatch.setattr("ultrafast.reference.llama._QUERY_ROWS", 7)
+    monkeypatch.setattr("ultrafast.reference.decoder._QUERY_ROWS", 7)
     assert np.allclose(model.hidden(tokens), whole, atol=1e-4)
 
 
@@ -69,7 +69,8 @@ def test_row_6_beyond_the_context(model: ReferenceModel) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [
-        ("general.architecture", "qwen2", UnsupportedModelError),
+        ("general.architecture", "qwen2", ModelFileError),
+        ("general.architecture", "gpt2", UnsupportedModelError),
         ("llama.rope.scaling.type", "yarn", UnsupportedModelError),
         ("llama.rope.dimension_count", 32, UnsupportedModelError),
         ("llama.rope.freq_base", 0.0, ModelFileError),
@@ -84,4 +85,4 @@ def test_row_6_beyond_the_context(model: ReferenceModel) -> None:
 def test_contradictions_are_refused(gguf_file: GgufFile, key: str, value: MetadataValue, kind: type[Exception]) -> None:
     changed = GgufFile(gguf_file.path, 3, 32, gguf_file.metadata | {key: value}, gguf_file.tensors)
     with pytest.raises(kind):
-        ReferenceModel.from_gguf(changed)
+        ReferenceModel.from_source(changed)
