@@ -20,7 +20,7 @@ from ultrafast.bench.text import FILE_NAME, english_tokens
 from ultrafast.errors import ConfigurationError, EngineError
 from ultrafast.models import resources
 from ultrafast.reference.decoder import ReferenceModel
-from ultrafast.weights.gguf import open_gguf
+from ultrafast.weights import open_model
 from ultrafast.weights.store import cache_directory, resolve_model
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def score(contest: Contest, model_path: Path, sequences: list[list[int]], progre
     One sequence's logits are 100 MB for a vocabulary of 49,152: they travel through a temporary file and are dropped.
     """
     divergences = {contestant.name: Divergence() for contestant in contest.contestants}
-    with open_gguf(model_path) as gguf, tempfile.TemporaryDirectory() as folder:
-        reference = ReferenceModel.from_source(gguf)
+    with open_model(model_path) as source, tempfile.TemporaryDirectory() as folder:
+        reference = ReferenceModel.from_source(source)
         exchange = Path(folder) / "logits"
         for number, tokens in enumerate(sequences, start=1):
             progress(f"scoring: sequence {number} of {len(sequences)}")

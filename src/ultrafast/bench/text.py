@@ -8,8 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ultrafast.errors import ConfigurationError
-from ultrafast.tokens.tokenizer import Tokenizer
-from ultrafast.weights.gguf import open_gguf
+from ultrafast.models.text import open_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,8 +43,7 @@ class EnglishTokens:
 def english_tokens(model_path: Path) -> EnglishTokens:
     """Read the shipped text with the tokenizer of this model file."""
     content = (resources.files("ultrafast.bench") / "data" / FILE_NAME).read_bytes()
-    with open_gguf(model_path) as gguf:
-        tokenizer = Tokenizer.from_gguf(gguf)
+    tokenizer = open_tokenizer(model_path)
     tokens = tokenizer.encode(content.decode("utf-8"), special=False)
     if len(tokens) < 1024:
         raise ConfigurationError("the model's tokenizer makes too few tokens of the text to measure with")

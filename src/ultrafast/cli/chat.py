@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ultrafast.cli import options, output
-from ultrafast.errors import ContextLengthError, EngineError
+from ultrafast.errors import ConfigurationError, ContextLengthError, EngineError
 
 if TYPE_CHECKING:
     from ultrafast.backends.base import GenerationEvent
@@ -36,6 +36,7 @@ def chat(
     seed: options.Seed = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    chat_template: options.ChatTemplate = None,
 ) -> None:
     """Talk with the model; each line is a message, and the conversation so far is remembered.
 
@@ -44,7 +45,11 @@ def chat(
     """
     from ultrafast.cli.session import Session
 
-    with Session(model, threads=threads, context=context) as session:
+    with Session(model, threads=threads, context=context, chat_template=chat_template) as session:
+        if not session.can_chat:
+            raise ConfigurationError(
+                "the model has no chat template; give one with --chat-template FILE, or let `run` continue a text"
+            )
         conversation = Conversation(
             session, system=system, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
         )

@@ -98,22 +98,18 @@ def _inspect_one(model: str, as_json: bool) -> None:
 
 def _unsupported_parts(source: ModelSource) -> list[str]:
     """What the layers above the files say against a model: its architecture, tokenizer and template."""
-    from ultrafast.models import model_configuration
-    from ultrafast.tokens.chat_template import ChatTemplate
-    from ultrafast.tokens.tokenizer import Tokenizer
-    from ultrafast.weights.gguf import GgufFile
+    from ultrafast.models.description import describe
+    from ultrafast.models.text import read_template, read_tokenizer
 
     reasons = []
     try:
-        model_configuration(source)
+        describe(source)
     except ModelError as error:
         reasons.append(str(error).removeprefix(f"{source.path.name}: "))
-    if isinstance(source, GgufFile):
-        try:
-            tokenizer = Tokenizer.from_gguf(source)
-            if source.find("tokenizer.chat_template") is not None:
-                ChatTemplate.from_gguf(source, tokenizer)
-        except ModelError as error:
+    try:
+        read_template(source, read_tokenizer(source))
+    except ModelError as error:
+        if str(error) not in reasons:
             reasons.append(str(error))
     return reasons
 

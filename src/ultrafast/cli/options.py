@@ -8,6 +8,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,6 +21,7 @@ __all__ = [
     "DEFAULT_TOP_P",
     "MAXIMUM_PROMPT_BYTES",
     "MAXIMUM_TOKENS",
+    "ChatTemplate",
     "Context",
     "Json",
     "MaximumTokens",
@@ -83,8 +85,9 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
-        metavar="NAME|FILE",
-        help="A known model's name or a .gguf file. Default: smollm2-135m, downloaded at first use.",
+        metavar="NAME|PATH",
+        help="A known model's name, hf:ORG/REPO, a .gguf file or a model's folder. Default: smollm2-135m, downloaded "
+        "at first use.",
     ),
 ]
 System = Annotated[
@@ -142,6 +145,14 @@ Context = Annotated[
         parser=whole_number(1, MAXIMUM_TOKENS),
         metavar="TOKENS",
         help="Tokens one conversation may hold. Default: what the model and the memory allow.",
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        help="A Jinja chat template, for a model without one or in place of its own.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

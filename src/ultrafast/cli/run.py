@@ -31,9 +31,10 @@ def run(
     seed: options.Seed = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    chat_template: options.ChatTemplate = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer one prompt.
+    """Answer one prompt; a base model, which has no chat template, continues it.
 
     The answer is streamed to standard output; then one line on standard error tells tokens, time to first token,
     tokens per second, and what cut the answer where something did.
@@ -53,8 +54,16 @@ def run(
     sampling = SamplingParameters(
         temperature=temperature, top_p=top_p, seed=options.draw_seed() if seed is None else seed
     )
-    with Session(model, threads=threads, context=context) as session:
-        _answer(session, session.prompt_tokens(messages), sampling, max_tokens, as_json)
+    with Session(model, threads=threads, context=context, chat_template=chat_template) as session:
+        if session.can_chat:
+            tokens = session.prompt_tokens(messages)
+        elif system is None:
+            tokens = session.text_tokens(question)
+        else:
+            raise ConfigurationError(
+                "the model has no chat template, and so no place for --system; give one with --chat-template FILE"
+            )
+        _answer(session, tokens, sampling, max_tokens, as_json)
 
 
 def _answer(

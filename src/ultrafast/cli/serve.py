@@ -47,6 +47,7 @@ def serve(
     ] = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    chat_template: options.ChatTemplate = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Ask for no key; on loopback addresses only.")] = False,
     allowed_host: Annotated[
         list[str] | None,
@@ -71,6 +72,7 @@ def serve(
         aliases=DEFAULT_ALIASES if alias is None else tuple(options.text_of_argument(name) for name in alias),
         threads=threads,
         context=context,
+        chat_template=chat_template,
         instruction_set=options.forced_instruction_set(),
         require_key=not no_auth,
         allowed_hosts=tuple(allowed_host or ()),

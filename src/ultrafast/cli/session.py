@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -39,10 +40,13 @@ class Session:
     engine is watched, and so that an interrupt (Ctrl-C) always reaches the main thread as ``KeyboardInterrupt``.
     """
 
-    def __init__(self, model: str | None, *, threads: int | None, context: int | None) -> None:
+    def __init__(
+        self, model: str | None, *, threads: int | None, context: int | None, chat_template: Path | None = None
+    ) -> None:
         self._model = model
         self._threads = threads
         self._context = context
+        self._chat_template = chat_template
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ultrafast-session", daemon=True)
         self._backend: LocalBackend | None = None
@@ -69,7 +73,7 @@ class Session:
             )
             starting = _Work(self._loop, self._backend.start())
             try:
-                self._prompt = ChatPrompt.from_file(location.path)  # meanwhile, in this process
+                self._prompt = ChatPrompt.from_file(location.path, self._chat_template)  # meanwhile, in this process
                 starting.result()
             except BaseException:
                 starting.cancel()
@@ -105,7 +109,18 @@ class Session:
             RequestError: the conversation cannot be rendered.
             ContextLengthError: it leaves no room for an answer.
         """
-        tokens = self._prompt.tokens(messages)
+        return self._checked(self._prompt.tokens(messages))
+
+    def text_tokens(self, text: str) -> list[int]:
+        """Tokens of a text to be continued. Raises ``ContextLengthError`` where it leaves no room."""
+        return self._checked(self._prompt.text_tokens(text))
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether there is a chat template; without one the model continues texts."""
+        return self._prompt.can_chat
+
+    def _checked(self, tokens: list[int]) -> list[int]:
         if len(tokens) >= self.model.context:
             raise ContextLengthError(
                 f"the prompt has {len(tokens)} tokens and the context holds {self.model.context}, answer included"

@@ -39,8 +39,7 @@ from ultrafast.engine.messages import (
 from ultrafast.errors import EngineError, UltrafastError
 from ultrafast.models import load_model
 from ultrafast.models.loaded import LoadedModel
-from ultrafast.tokens.tokenizer import Tokenizer
-from ultrafast.weights.gguf import open_gguf
+from ultrafast.models.text import open_tokenizer
 
 EXIT_BROKEN = 70  # EX_SOFTWARE
 _RECEIVE_BYTES = 1 << 16
@@ -142,8 +141,7 @@ def _load(channel: Channel, load: Load) -> tuple[Engine, ModelDescription]:
     started = time.perf_counter()
     channel.send(Progress("reading the model file"))
     path = Path(load.path)
-    with open_gguf(path) as gguf:
-        tokenizer = Tokenizer.from_gguf(gguf)
+    tokenizer = open_tokenizer(path)
     channel.send(Progress("laying out the weights"))
     model = load_model(
         path, threads=load.threads, instruction_set=load.instruction_set, context=load.context, memory_budget_bytes=None

@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 import uvicorn
@@ -45,6 +46,7 @@ class ServeOptions:
     aliases: tuple[str, ...] = DEFAULT_ALIASES
     threads: int | None = None
     context: int | None = None
+    chat_template: Path | None = None
     instruction_set: str | None = None
     require_key: bool = True  # False only on a loopback address
     allowed_hosts: tuple[str, ...] = ()  # further names clients may use, such as a proxy's
@@ -146,7 +148,7 @@ class _Service:
             await serving
 
     async def _open(self) -> None:
-        prompt = await asyncio.to_thread(ChatPrompt.from_file, self._location.path)
+        prompt = await asyncio.to_thread(ChatPrompt.from_file, self._location.path, self._options.chat_template)
         await self._backend.start()
         self._gateway.open(prompt)
 

@@ -28,7 +28,6 @@ __all__ = [
     "SamplingParameters",
     "StepResult",
     "load_model",
-    "model_configuration",
 ]
 
 WANT_TOKEN: Final = 1  # the sampled token

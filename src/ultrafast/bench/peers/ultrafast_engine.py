@@ -13,8 +13,7 @@ from ultrafast.engine.messages import GenerationRequest
 from ultrafast.models import WANT_LOGITS, load_model
 from ultrafast.models.loaded import LoadedModel
 from ultrafast.models.sampling import SamplingParameters
-from ultrafast.tokens.tokenizer import Tokenizer
-from ultrafast.weights.gguf import open_gguf
+from ultrafast.models.text import open_tokenizer
 
 from .protocol import LoadOptions, LoadReport, Timing, serve
 
@@ -78,8 +77,7 @@ def load(options: LoadOptions) -> tuple[UltrafastEngine, LoadReport]:
     """Load the file as the engine process does, its warm-up included."""
     start = time.perf_counter()
     path = Path(options.model_path)
-    with open_gguf(path) as gguf:
-        tokenizer = Tokenizer.from_gguf(gguf)
+    tokenizer = open_tokenizer(path)
     model = load_model(path, threads=options.threads, instruction_set=None, context=options.context)
     engine = Engine(model, tokenizer)
     engine.warm_up()
