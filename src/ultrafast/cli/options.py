@@ -83,6 +83,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
+        "-m",
         metavar="NAME|FILE",
         help="A known model's name or a .gguf file. Default: smollm2-135m, downloaded at first use.",
     ),
