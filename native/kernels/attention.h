@@ -302,7 +302,8 @@ static void chunk_values(const ChunkWork& work) {
   }
 }
 
-// scores become weights exp(score − maximum). Returns the maximum, and the sum of weights in 16 lanes by position.
+// scores become weights exp(score − maximum). Returns the maximum, and the sum of weights in 16 lanes by position; the
+// sum is NaN where a score is not finite, for neither maximum nor exponential would show it.
 static Running chunk_weights(float* scores, const Seen& seen) {
   const int begin = seen.tile_begin();
   const int end = seen.tile_end();
@@ -310,6 +311,7 @@ static Running chunk_weights(float* scores, const Seen& seen) {
   for (int p = seen.end; p < end; ++p) scores[p] = kLowest;
   F32 largest = set1(kLowest);
   for (int p = begin; p < end; p += kLanes) largest = max(largest, load(scores + p));
+  const bool good = finite(scores + begin, end - begin);
   alignas(64) float lanes[kVirtualLanes];
   store(lanes, largest);
   float maximum = kLowest;
@@ -323,7 +325,7 @@ static Running chunk_weights(float* scores, const Seen& seen) {
     sum = add(sum, weight);
   }
   for (int v = 0; v < kVirtualVectors; ++v) store(lanes + v * kLanes, sums[v]);
-  return {maximum, fold_sum(lanes)};
+  return {maximum, good ? fold_sum(lanes) : __builtin_nanf("")};
 }
 
 // Merges one chunk's (maximum, weight, sums) into what earlier positions gave.

@@ -74,7 +74,8 @@ ULTRAFAST_INLINE F32 gelu(F32 x) {
 ULTRAFAST_INLINE F32 soft_capped(F32 x, float cap) {
   const F32 twice = mul(div(x, set1(cap)), set1(2.0f));
   const F32 part = div(set1(2.0f), add(exponential(twice), set1(1.0f)));
-  return mul(sub(set1(1.0f), part), set1(cap));
+  // What is not finite stays so: the exponential would clamp it.
+  return add(mul(sub(set1(1.0f), part), set1(cap)), mul(x, zero()));
 }
 
 ULTRAFAST_INLINE float scalar_exponential(float x) {

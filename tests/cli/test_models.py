@@ -84,7 +84,7 @@ def test_inspect_works_on_what_cannot_be_loaded(ultrafast: Ultrafast, tmp_path: 
     assert record["bytes_per_token"] == 64 / 4
     assert any("LoRA adapter" in reason for reason in record["unsupported"])
     assert "tensor type IQ2_XXS" in record["unsupported"]
-    assert any("llama architecture" in reason for reason in record["unsupported"])
+    assert any("mamba" in reason for reason in record["unsupported"])
 
 
 def test_inspect_of_a_directory(ultrafast: Ultrafast, tmp_path: Path) -> None:

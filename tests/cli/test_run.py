@@ -11,6 +11,7 @@ import pytest
 from .conftest import COMMAND, Ultrafast, environment
 
 QUESTION = "Name the capital of France in one short sentence."
+LONG_ANSWER = "Write a long story about a lighthouse keeper and the sea."
 GREEDY = ("--temperature", "0", "--max-tokens", "24")
 
 
@@ -48,7 +49,7 @@ def test_the_limit_of_tokens_is_the_reason_to_finish(ultrafast: Ultrafast) -> No
 
 
 def test_an_answer_that_was_cut_says_by_what(ultrafast: Ultrafast) -> None:
-    counting = ("run", "Count from one to one hundred.", "--temperature", "0")
+    counting = ("run", LONG_ANSWER, "--temperature", "0")
     done = ultrafast(*counting, "--max-tokens", "5")
     assert re.fullmatch(r"5 tokens, .* tokens/s, cut at --max-tokens 5\n", done.stderr)
     done = ultrafast(*counting, "--context", "64")
@@ -111,7 +112,7 @@ def test_a_prompt_beyond_the_context_is_one_line(ultrafast: Ultrafast) -> None:
 
 
 def test_the_answer_ends_where_the_context_ends(ultrafast: Ultrafast) -> None:
-    done = ultrafast("run", "Count from one to one hundred.", "--context", "64", "--temperature", "0", "--json")
+    done = ultrafast("run", LONG_ANSWER, "--context", "64", "--temperature", "0", "--json")
     record = json.loads(done.stdout)
     assert record["finish_reason"] == "length"
     assert record["usage"]["total_tokens"] == 64
@@ -140,7 +141,7 @@ def test_an_instruction_set_that_is_not_there_is_refused(ultrafast: Ultrafast) -
 
 def test_a_reader_that_goes_away_ends_the_command_quietly() -> None:
     process = subprocess.Popen(
-        [*COMMAND, "run", "Count from one to one hundred.", "--temperature", "0"],
+        [*COMMAND, "run", LONG_ANSWER, "--temperature", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),

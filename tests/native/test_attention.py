@@ -87,6 +87,20 @@ def test_attention(rows: int, heads: int, size: int, positions: int, window: int
         assert found.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -3e38])
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_what_is_not_finite_shows_in_the_output(value: float, where: str) -> None:
+    random = np.random.default_rng(2)
+    query = random.normal(0, 1, (2, 1, 32)).astype(np.float32)
+    keys, values = (random.normal(0, 1, (200, 32)).astype(np.float32) for _ in range(2))
+    if where == "query":
+        query[:] = value
+    else:
+        (keys if where == "key" else values)[70, :] = value  # beyond float16, so infinite in the cache
+    for instruction_set in SETS:
+        assert not np.isfinite(_native.kernels.attention(instruction_set, query, keys, values, 0, 1.0, 0.0)).any()
+
+
 def test_a_later_row_that_is_not_finite_leaves_earlier_rows_alone() -> None:
     random = np.random.default_rng(1)
     query = random.normal(0, 1, (4, 2, 32)).astype(np.float32)

@@ -197,6 +197,9 @@ def test_soft_cap() -> None:
     x = np.linspace(-500, 500, 6400, dtype=np.float32)
     results = [_native.kernels.soft_cap(instruction_set, x, 30.0) for instruction_set in SETS]
     np.testing.assert_allclose(results[0], 30 * np.tanh(x.astype(np.float64) / 30), atol=1e-5)
+    for value in (np.nan, np.inf, -np.inf):
+        bad = np.full(32, value, np.float32)
+        assert all(np.isnan(_native.kernels.soft_cap(instruction_set, bad, 30.0)).all() for instruction_set in SETS)
     assert len({found.tobytes() for found in results}) == 1
 
 

@@ -85,6 +85,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         "--model",
+        "-m",
         metavar="NAME|PATH",
         help="A known model's name, hf:ORG/REPO, a .gguf file or a model's folder. Default: smollm2-135m, downloaded "
         "at first use.",
