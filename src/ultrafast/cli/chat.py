@@ -36,6 +36,7 @@ def chat(
     seed: options.Seed = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    quantize: options.Quantize = None,
 ) -> None:
     """Talk with the model; each line is a message, and the conversation so far is remembered.
 
@@ -44,12 +45,13 @@ def chat(
     """
     from ultrafast.cli.session import Session
 
-    with Session(model, threads=threads, context=context) as session:
+    with Session(model, threads=threads, context=context, quantize=quantize) as session:
         conversation = Conversation(
             session, system=system, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
         )
         if _interactive():
-            output.note(f"{session.model.name}, context {session.model.context} tokens. /help lists the commands.")
+            facts = ", ".join([f"context {session.model.context} tokens", *session.model.quantisation])
+            output.note(f"{session.model.name}, {facts}. /help lists the commands.")
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - line editing and recall; kept in memory only
             while _take_turn(conversation):

@@ -24,6 +24,7 @@ __all__ = [
     "Json",
     "MaximumTokens",
     "Model",
+    "Quantize",
     "Seed",
     "System",
     "Temperature",
@@ -70,6 +71,15 @@ def _temperature(text: str | float) -> float:
     if not 0 <= value <= 2:
         raise typer.BadParameter("must be a number from 0 to 2")
     return value
+
+
+def _quantisation(text: str) -> str:
+    # The engine checks it too; here it is refused before a model is fetched.
+    from ultrafast.models.quantisation import QUANTISATIONS
+
+    if text.lower() not in QUANTISATIONS:
+        raise typer.BadParameter(f"must be {' or '.join(QUANTISATIONS)}")
+    return text.lower()
 
 
 def _share(text: str | float) -> float:
@@ -142,6 +152,15 @@ Context = Annotated[
         parser=whole_number(1, MAXIMUM_TOKENS),
         metavar="TOKENS",
         help="Tokens one conversation may hold. Default: what the model and the memory allow.",
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        "--quantize",
+        parser=_quantisation,
+        metavar="TYPE",
+        help="Quantise a float model at load, to q8_0 or q4_1: less memory and faster, with other answers.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

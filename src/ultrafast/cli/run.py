@@ -31,6 +31,7 @@ def run(
     seed: options.Seed = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    quantize: options.Quantize = None,
     as_json: options.Json = False,
 ) -> None:
     """Answer one prompt.
@@ -53,7 +54,7 @@ def run(
     sampling = SamplingParameters(
         temperature=temperature, top_p=top_p, seed=options.draw_seed() if seed is None else seed
     )
-    with Session(model, threads=threads, context=context) as session:
+    with Session(model, threads=threads, context=context, quantize=quantize) as session:
         _answer(session, session.prompt_tokens(messages), sampling, max_tokens, as_json)
 
 
@@ -78,7 +79,8 @@ def _answer(
     if not text.endswith("\n"):
         output.write("\n")
     seed = sampling.seed if sampling.temperature > 0 else None
-    output.note(statistics_line(last.summary, seed=seed, cut=session.cut(last, max_tokens)))
+    notes = session.model.quantisation[:1]
+    output.note(statistics_line(last.summary, seed=seed, notes=notes, cut=session.cut(last, max_tokens)))
 
 
 def _record(
@@ -88,6 +90,7 @@ def _record(
 
     return {
         "model": session.model.name,
+        "quantised_at_load": session.model.quantised_at_load,
         "text": "".join(event.text for event in events),
         "token_ids": [token for event in events for token in event.token_ids],
         "finish_reason": events[-1].finish_reason,

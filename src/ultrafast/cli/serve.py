@@ -47,6 +47,7 @@ def serve(
     ] = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    quantize: options.Quantize = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Ask for no key; on loopback addresses only.")] = False,
     allowed_host: Annotated[
         list[str] | None,
@@ -72,6 +73,7 @@ def serve(
         threads=threads,
         context=context,
         instruction_set=options.forced_instruction_set(),
+        quantize=quantize,
         require_key=not no_auth,
         allowed_hosts=tuple(allowed_host or ()),
     )

@@ -39,10 +39,13 @@ class Session:
     engine is watched, and so that an interrupt (Ctrl-C) always reaches the main thread as ``KeyboardInterrupt``.
     """
 
-    def __init__(self, model: str | None, *, threads: int | None, context: int | None) -> None:
+    def __init__(
+        self, model: str | None, *, threads: int | None, context: int | None, quantize: str | None = None
+    ) -> None:
         self._model = model
         self._threads = threads
         self._context = context
+        self._quantize = quantize
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ultrafast-session", daemon=True)
         self._backend: LocalBackend | None = None
@@ -65,6 +68,7 @@ class Session:
                 threads=self._threads,
                 context=self._context,
                 instruction_set=options.forced_instruction_set(),
+                quantize=self._quantize,
                 progress=show_stage,
             )
             starting = _Work(self._loop, self._backend.start())
@@ -210,7 +214,9 @@ def _rate(tokens: int, seconds: float) -> float:
     return tokens / seconds if tokens > 0 and seconds > 0 else 0.0
 
 
-def statistics_line(summary: Summary, *, seed: int | None = None, cut: str | None = None) -> str:
+def statistics_line(
+    summary: Summary, *, seed: int | None = None, notes: Sequence[str] = (), cut: str | None = None
+) -> str:
     """One line about an answer: tokens, time to first token, tokens per second, the seed that counted, what cut it."""
     parts = [
         f"{summary.completion_tokens} token{'' if summary.completion_tokens == 1 else 's'}",
@@ -220,6 +226,7 @@ def statistics_line(summary: Summary, *, seed: int | None = None, cut: str | Non
         parts.append(f"{rate:.1f} tokens/s")
     if seed is not None:
         parts.append(f"seed {seed}")
+    parts += notes
     if cut is not None:
         parts.append(cut)
     return ", ".join(parts)
