@@ -55,9 +55,13 @@ bool write_q8_0(const float* x, std::uint8_t* out) {
 }
 
 bool write_q4_1(const float* x, std::uint8_t* out) {
-  const auto [smallest, largest] = std::minmax_element(x, x + kBlock);
-  const float minimum = *smallest;
-  const float scale = (*largest - minimum) / 15.0f;
+  float minimum = x[0];
+  float maximum = x[0];
+  for (int c = 1; c < kBlock; ++c) {
+    minimum = std::min(minimum, x[c]);
+    maximum = std::max(maximum, x[c]);
+  }
+  const float scale = (maximum - minimum) / 15.0f;
   if (!write_half(scale, out) || !write_half(minimum, out + 2)) return false;
   const float inverse = reciprocal(scale);
   const auto code = [&](int c) { return std::min(15, static_cast<int>((x[c] - minimum) * inverse + 0.5f)); };
