@@ -35,9 +35,9 @@ const KernelTable& kernels_for(const std::string& instruction_set);
 WeightType weight_type(const std::string& name);
 ActivationKind activation_kind(const std::string& name);
 
-// Checks that data holds the matrix exactly. Throws ValueError.
-MatrixSource matrix_source(const std::string& type, const InputArray<std::uint8_t>& data, std::int64_t rows,
-                           std::int64_t columns, std::int32_t interleaved_head_size);
+// Checks that data holds the matrix exactly, and that its type can be laid out as `layout`. Throws ValueError.
+MatrixSource matrix_source(const std::string& type, const std::string& layout, const InputArray<std::uint8_t>& data,
+                           std::int64_t rows, std::int64_t columns, std::int32_t interleaved_head_size);
 
 void register_model(nanobind::module_& module);
 void register_kernels(nanobind::module_& module);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../runtime/quantise.h"
 #include "bindings.h"
 
 namespace nb = nanobind;
@@ -39,7 +40,7 @@ OutputArray<float> linear(const std::string& set, const std::string& type, const
                           std::int64_t rows, std::int64_t columns, std::int32_t interleaved_head_size,
                           const InputMatrix<float>& x) {
   const KernelTable& kernels = kernels_for(set);
-  const MatrixSource source = matrix_source(type, data, rows, columns, interleaved_head_size);
+  const MatrixSource source = matrix_source(type, type, data, rows, columns, interleaved_head_size);
   if (static_cast<std::int64_t>(x.shape(1)) != columns) throw nb::value_error("x must have `columns` columns");
   const std::size_t count = x.shape(0);
   std::vector<OwnedActivation> owned;
@@ -95,7 +96,7 @@ nb::tuple rms_norm(const std::string& set, const InputArray<float>& x, const Inp
 
 OutputArray<float> dequantise(const std::string& set, const std::string& type, const InputArray<std::uint8_t>& data,
                               std::int64_t rows, std::int64_t columns, std::int32_t interleaved_head_size) {
-  const MatrixSource source = matrix_source(type, data, rows, columns, interleaved_head_size);
+  const MatrixSource source = matrix_source(type, type, data, rows, columns, interleaved_head_size);
   std::vector<float> values(static_cast<std::size_t>(rows * columns));
   std::vector<std::uint8_t> unit(static_cast<std::size_t>(unit_bytes(source.type, columns)));
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -104,6 +105,25 @@ OutputArray<float> dequantise(const std::string& set, const std::string& type, c
                                     values.data() + r * columns);
   }
   return owned_array(values, {static_cast<std::size_t>(rows), static_cast<std::size_t>(columns)});
+}
+
+// Whole blocks of float weights as a file would hold them in type `layout`.
+OutputArray<std::uint8_t> quantise_weights(const std::string& type, const InputArray<std::uint8_t>& data,
+                                           const std::string& layout) {
+  const WeightType stored = weight_type(type);
+  const WeightType wanted = weight_type(layout);
+  if (!can_quantise(stored, wanted)) throw nb::value_error("such weights cannot be quantised to that type");
+  const std::int64_t block_bytes = source_bytes(stored, 1, kBlock);
+  if (data.size() % static_cast<std::size_t>(block_bytes) != 0) throw nb::value_error("weights must be whole blocks");
+  const std::int64_t blocks = static_cast<std::int64_t>(data.size()) / block_bytes;
+  const std::int64_t bytes = source_bytes(wanted, 1, kBlock);
+  std::vector<std::uint8_t> quantised(static_cast<std::size_t>(blocks * bytes));
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    if (!quantise_block(stored, data.data() + b * block_bytes, wanted, quantised.data() + b * bytes)) {
+      throw nb::value_error("a weight is not finite or too large to be quantised");
+    }
+  }
+  return owned_array(quantised, {quantised.size()});
 }
 
 nb::tuple exp_sum(const std::string& set, const InputArray<float>& x, float shift) {
@@ -214,6 +234,7 @@ void register_kernels(nb::module_& module) {
   module.def("rms_norm", &rms_norm, "instruction_set"_a, "x"_a, "weight"_a, "epsilon"_a);
   module.def("dequantise", &dequantise, "instruction_set"_a, "type"_a, "data"_a, "rows"_a, "columns"_a,
              "interleaved_head_size"_a);
+  module.def("quantise_weights", &quantise_weights, "type"_a, "data"_a, "layout"_a);
   module.def("exp_sum", &exp_sum, "instruction_set"_a, "x"_a, "shift"_a);
   module.def(
       "log", [](const std::string& set, float x) { return kernels_for(set).log(x); }, "instruction_set"_a, "x"_a);

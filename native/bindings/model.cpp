@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "../runtime/model.h"
+#include "../runtime/quantise.h"
 #include "bindings.h"
 
 namespace nb = nanobind;
@@ -13,17 +14,19 @@ using namespace nb::literals;
 
 namespace ultrafast {
 
-MatrixSource matrix_source(const std::string& type, const InputArray<std::uint8_t>& data, std::int64_t rows,
-                           std::int64_t columns, std::int32_t interleaved_head_size) {
-  const WeightType known = weight_type(type);
+MatrixSource matrix_source(const std::string& type, const std::string& layout, const InputArray<std::uint8_t>& data,
+                           std::int64_t rows, std::int64_t columns, std::int32_t interleaved_head_size) {
+  const WeightType stored = weight_type(type);
+  const WeightType laid_out = weight_type(layout);
+  if (stored != laid_out && !can_quantise(stored, laid_out)) throw nb::value_error("no layout of such weights");
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   if (rows <= 0 || columns <= 0 || rows >= kLimit || columns >= kLimit)
     throw nb::value_error("rows or columns out of range");
-  if (columns % block_columns(known) != 0) throw nb::value_error("columns must be whole blocks");
-  if (static_cast<std::int64_t>(data.size()) != source_bytes(known, rows, columns)) {
+  if (columns % block_columns(laid_out) != 0) throw nb::value_error("columns must be whole blocks");
+  if (static_cast<std::int64_t>(data.size()) != source_bytes(stored, rows, columns)) {
     throw nb::value_error("the data's size does not fit type, rows and columns");
   }
-  return {known, data.data(), rows, columns, interleaved_head_size};
+  return {stored, laid_out, data.data(), rows, columns, interleaved_head_size};
 }
 
 ActivationKind activation_kind(const std::string& name) {
@@ -159,11 +162,11 @@ void register_model(nb::module_& module) {
       .def(
           "add_matrix",
           [](Model& model, const std::string& type, const InputArray<std::uint8_t>& data, std::int64_t rows,
-             std::int64_t columns, std::int32_t interleaved_head_size) {
-            return model.add_matrix(matrix_source(type, data, rows, columns, interleaved_head_size));
+             std::int64_t columns, std::int32_t interleaved_head_size, const std::string& layout) {
+            return model.add_matrix(matrix_source(type, layout, data, rows, columns, interleaved_head_size));
           },
           // finish() reads the data: the model keeps the array.
-          nb::keep_alive<1, 3>(), "type"_a, "data"_a, "rows"_a, "columns"_a, "interleaved_head_size"_a)
+          nb::keep_alive<1, 3>(), "type"_a, "data"_a, "rows"_a, "columns"_a, "interleaved_head_size"_a, "layout"_a)
       .def(
           "add_vector",
           [](Model& model, const InputArray<float>& values) {

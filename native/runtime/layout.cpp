@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "quantise.h"
+
 namespace ultrafast {
 
 namespace {
@@ -177,24 +179,33 @@ void write_float_row(const MatrixSource& source, const std::uint8_t* row, int la
   }
 }
 
-void write_quantised_row(const MatrixSource& source, const std::uint8_t* row, int lane, std::uint8_t* group) {
+bool write_quantised_row(const MatrixSource& source, const std::uint8_t* row, int lane, std::uint8_t* group) {
   const BlockFormat format = block_format(source.type);
   const FileBlock file = file_block(source.type);
+  const std::int64_t columns = block_columns(source.type);
+  const std::int64_t stored_bytes = source_bytes(source.stored, 1, columns);
   Codes codes;
-  for (std::int64_t b = 0; b < source.columns / block_columns(source.type); ++b, row += file.size) {
+  std::uint8_t quantised[kMostQuantisedBytes];
+  for (std::int64_t b = 0; b < source.columns / columns; ++b, row += stored_bytes) {
+    const std::uint8_t* block = row;
+    if (source.stored != source.type) {
+      if (!quantise_block(source.stored, row, source.type, quantised)) return false;
+      block = quantised;
+    }
     for (int h = 0; h < format.header_halves; ++h, group += 2 * kGroupRows) {
-      std::memcpy(group + 2 * lane, row + file.half[h], 2);
+      std::memcpy(group + 2 * lane, block + file.half[h], 2);
     }
     for (int i = 0; i < format.blocks; ++i) {
-      take_block(source.type, row, i, codes);
+      take_block(source.type, block, i, codes);
       write_planes(format, codes.code, lane, group);
       group += format.quant_bytes();
       for (int h = 0; h < format.halves; ++h, group += 2 * kGroupRows) {
-        std::memcpy(group + 2 * lane, row + file.half[h], 2);
+        std::memcpy(group + 2 * lane, block + file.half[h], 2);
       }
       for (int k = 0; k < format.bytes; ++k, group += kGroupRows) group[lane] = codes.bytes[k];
     }
   }
+  return true;
 }
 
 }  // namespace
@@ -208,20 +219,21 @@ std::int64_t unit_bytes(WeightType type, std::int64_t columns) {
   return (bytes + 63) / 64 * 64;
 }
 
-void write_unit(const MatrixSource& source, std::int64_t unit, std::uint8_t* out) {
-  const std::int64_t row_bytes = source_bytes(source.type, 1, source.columns);
+bool write_unit(const MatrixSource& source, std::int64_t unit, std::uint8_t* out) {
+  const std::int64_t row_bytes = source_bytes(source.stored, 1, source.columns);
   std::memset(out, 0, static_cast<std::size_t>(unit_bytes(source.type, source.columns)));
   for (int r = 0; r < kUnitRows; ++r) {
     const std::int64_t row = unit * kUnitRows + r;
-    if (row >= source.rows) return;
+    if (row >= source.rows) break;
     const std::uint8_t* data = source.data + source_row(source, row) * row_bytes;
     std::uint8_t* group = out + r / kGroupRows * group_bytes(source.type, source.columns);
     if (is_quantised(source.type)) {
-      write_quantised_row(source, data, r % kGroupRows, group);
+      if (!write_quantised_row(source, data, r % kGroupRows, group)) return false;
     } else {
       write_float_row(source, data, r % kGroupRows, group);
     }
   }
+  return true;
 }
 
 }  // namespace ultrafast

@@ -1,5 +1,5 @@
 // Weights as the engine reads them: rows interleaved so that a vector lane is an output row, values as the file has
-// them.
+// them, or quantised where that was asked for.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@ namespace ultrafast {
 
 // A matrix as a model file stores it: row after row, blocks of 32 columns where it is quantised.
 struct MatrixSource {
-  WeightType type;
+  WeightType stored;  // in the file
+  WeightType type;    // as laid out: the same, or what a float type is quantised to
   const std::uint8_t* data;
   std::int64_t rows;
   std::int64_t columns;
@@ -24,7 +25,8 @@ std::int64_t source_bytes(WeightType type, std::int64_t rows, std::int64_t colum
 // Bytes of one 32-row unit, a multiple of 64.
 std::int64_t unit_bytes(WeightType type, std::int64_t columns);
 
-// Writes rows [32 × unit, 32 × unit + 32) to out; rows beyond the matrix become zero.
-void write_unit(const MatrixSource& source, std::int64_t unit, std::uint8_t* out);
+// Writes rows [32 × unit, 32 × unit + 32) to out; rows beyond the matrix become zero. False where a value cannot be
+// quantised.
+bool write_unit(const MatrixSource& source, std::int64_t unit, std::uint8_t* out);
 
 }  // namespace ultrafast

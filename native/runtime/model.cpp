@@ -148,17 +148,19 @@ std::vector<std::int64_t> Model::place_units() {
 void Model::fill_arenas() {
   const std::vector<std::int64_t> bytes = place_units();
   for (const std::int64_t each : bytes) arenas_.emplace_back(static_cast<std::size_t>(each));
-  team_.run([this](int member) {
+  std::atomic<bool> sound = true;
+  team_.run([&](int member) {
     std::uint8_t* arena = arenas_[static_cast<std::size_t>(member)].data();
     for (Matrix& each : matrices_) {
       for (std::size_t u = 0; u < each.units.size(); ++u) {
         Place& place = each.units[u];
         if (place.member != member) continue;
-        write_unit(each.source, static_cast<std::int64_t>(u), arena + place.offset);
+        if (!write_unit(each.source, static_cast<std::int64_t>(u), arena + place.offset)) sound = false;
         place.data = arena + place.offset;
       }
     }
   });
+  require(sound, "a weight is not finite or too large to be quantised; load it without --quantize");
   const auto data_of = [this](std::int32_t index, std::int64_t unit) {
     return matrices_[static_cast<std::size_t>(index)].units[static_cast<std::size_t>(unit)].data;
   };

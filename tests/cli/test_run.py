@@ -28,7 +28,9 @@ def test_json_is_one_object_with_the_promised_fields(ultrafast: Ultrafast) -> No
     done = ultrafast("run", QUESTION, *GREEDY, "--json")
     assert done.stderr == ""
     record = json.loads(done.stdout)
-    assert set(record) == {"model", "text", "token_ids", "finish_reason", "seed", "usage", "timings"}
+    assert set(record) == {
+        "model", "quantised_at_load", "text", "token_ids", "finish_reason", "seed", "usage", "timings"
+    }  # fmt: skip
     assert record["model"] == "smollm2-135m"
     assert "Paris" in record["text"]
     usage = record["usage"]

@@ -254,7 +254,8 @@ def _packed(array: Array, type_name: str) -> bytes:
 def write_gguf(path: Path, case: str, type_name: str = "F32", **changes: Any) -> Path:
     """A case as a GGUF file, its matrices of ``type_name``; "mixed" is the mixture of a Q4_K_M file.
 
-    Quantised matrices are random anew, not the case's own weights: no golden logits are theirs.
+    Quantised matrices are random anew, not the case's own weights: no golden logits are theirs. But "q8_0" and "q4_1"
+    are the case's weights as ``--quantize`` makes them, quantised by the gguf package.
     """
     config = configuration(case, **changes)
     name = CASES[case][1]
@@ -274,14 +275,23 @@ def write_gguf(path: Path, case: str, type_name: str = "F32", **changes: Any) ->
         if array.ndim == 1 or "ffn_gate_inp" in tensor_name:
             writer.add_tensor(tensor_name, array)
             continue
-        kind_name = _mixed(tensor_name) if type_name == "mixed" else type_name
-        packed = _packed_rows(array, kind_name, zlib.crc32(tensor_name.encode()))
+        if type_name in _AT_LOAD:
+            table = tensor_name in {"token_embd.weight", "output.weight"}
+            kind_name = "F32" if array.shape[-1] % 32 else _AT_LOAD[type_name][table]
+            packed = gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind_name])
+        else:
+            kind_name = _mixed(tensor_name) if type_name == "mixed" else type_name
+            packed = _packed_rows(array, kind_name, zlib.crc32(tensor_name.encode()))
         writer.add_tensor(tensor_name, packed, raw_dtype=gguf.GGMLQuantizationType[kind_name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+# What --quantize makes of matrices, and of the embedding and the output layer.
+_AT_LOAD: Final = {"q8_0": ("Q8_0", "Q8_0"), "q4_1": ("Q4_1", "Q8_0")}
 
 
 def _mixed(tensor_name: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 
 from tests.quantised import FLOATS, KINDS, QUANTISED, random_weights
+from ultrafast.weights.gguf import GgufFile
 
 WEIGHT_TYPES = FLOATS + QUANTISED
 
@@ -28,12 +31,24 @@ class TinyShape:
     tied: bool = False
 
 
+_ADD: dict[type, Callable[[gguf.GGUFWriter, str, Any], None]] = {
+    bool: gguf.GGUFWriter.add_bool,
+    int: gguf.GGUFWriter.add_uint32,
+    str: gguf.GGUFWriter.add_string,
+    list: gguf.GGUFWriter.add_array,
+    np.ndarray: lambda writer, key, value: writer.add_array(key, value.tolist()),
+}
 # Rows of whole blocks of 256.
 LONG_BLOCKS = TinyShape(hidden_size=256, feed_forward_size=512, head_count=8, kv_head_count=4, head_size=32)
 
 
-def write_tiny_model(path: Path, weight_type: str, shape: TinyShape | None = None, seed: int = 0) -> Path:
-    """Write a model whose matrices are of ``weight_type``, as far as their rows fit, and whose norms are float32."""
+def write_tiny_model(
+    path: Path, weight_type: str, shape: TinyShape | None = None, seed: int = 0, tokenizer: GgufFile | None = None
+) -> Path:
+    """Write a model whose matrices are of ``weight_type``, as far as their rows fit, and whose norms are float32.
+
+    With the tokenizer and the chat template of another model, all of the command line can use it.
+    """
     s = shape or (LONG_BLOCKS if KINDS[weight_type].block_elements > 32 else TinyShape())
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
@@ -48,6 +63,9 @@ def write_tiny_model(path: Path, weight_type: str, shape: TinyShape | None = Non
     writer.add_rope_dimension_count(s.head_size)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
+    for key, value in {} if tokenizer is None else tokenizer.metadata.items():
+        if key.startswith("tokenizer."):
+            _ADD[type(value)](writer, key, value)
 
     def matrix(name: str, rows: int, columns: int, deviation: float) -> None:
         # As llama.cpp's own tool does: rows that are not whole blocks of the type take a type of shorter blocks.

@@ -45,9 +45,10 @@ class LocalBackend:
         threads: int | None = None,
         context: int | None = None,
         instruction_set: str | None = None,
+        quantize: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        self._load = Load(str(location.path), location.name, threads, context, instruction_set)
+        self._load = Load(str(location.path), location.name, threads, context, instruction_set, quantize)
         self._progress = progress or (lambda stage: None)
         self._connection: EngineConnection | None = None
         self._model: ModelDescription | None = None

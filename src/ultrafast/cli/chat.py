@@ -37,6 +37,7 @@ def chat(
     threads: options.Threads = None,
     context: options.Context = None,
     chat_template: options.ChatTemplate = None,
+    quantize: options.Quantize = None,
 ) -> None:
     """Talk with the model; each line is a message, and the conversation so far is remembered.
 
@@ -45,7 +46,7 @@ def chat(
     """
     from ultrafast.cli.session import Session
 
-    with Session(model, threads=threads, context=context, chat_template=chat_template) as session:
+    with Session(model, threads=threads, context=context, chat_template=chat_template, quantize=quantize) as session:
         if not session.can_chat:
             raise ConfigurationError(
                 "the model has no chat template; give one with --chat-template FILE, or let `run` continue a text"
@@ -54,7 +55,8 @@ def chat(
             session, system=system, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
         )
         if _interactive():
-            output.note(f"{session.model.name}, context {session.model.context} tokens. /help lists the commands.")
+            facts = ", ".join([f"context {session.model.context} tokens", *session.model.quantisation])
+            output.note(f"{session.model.name}, {facts}. /help lists the commands.")
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - line editing and recall; kept in memory only
             while _take_turn(conversation):

@@ -31,6 +31,7 @@ def doctor(
     model: options.Model = None,
     threads: options.Threads = None,
     context: options.Context = None,
+    quantize: options.Quantize = None,
     as_json: options.Json = False,
 ) -> None:
     """Examine this machine and the model's speed on it.
@@ -45,7 +46,7 @@ def doctor(
     from ultrafast.cli.session import Session
 
     machine = describe_machine()
-    with Session(model, threads=threads, context=context) as session, loading("measuring"):
+    with Session(model, threads=threads, context=context, quantize=quantize) as session, loading("measuring"):
         description = session.model
         bandwidth = _bandwidth(description)
         speed = _speed(description, bandwidth["model_bytes_per_second"], _measured_rate(session))
@@ -140,6 +141,7 @@ def _lines(machine: Machine, description: ModelDescription, record: dict[str, An
         ("Threads", f"{description.threads}, {_pinning(description.cpus)}"),
         ("Huge pages", f"{_size(description.huge_page_bytes)} of {_size(description.weight_bytes)} of weights"),
         ("Model", f"{description.name}, {description.architecture}, context {description.context:,} tokens"),
+        *(("", line) for line in description.quantisation),
         ("Read bandwidth", f"{bandwidth['memory_bytes_per_second'] / 1e9:.1f} GB/s from memory,"),
         ("", f"{bandwidth['model_bytes_per_second'] / 1e9:.1f} GB/s over a set of the model's size"),
         ("Bytes per token", f"{speed['bytes_per_token'] / 1e6:.1f} MB, {_residence(machine, description)}"),

@@ -26,6 +26,7 @@ __all__ = [
     "Json",
     "MaximumTokens",
     "Model",
+    "Quantize",
     "Seed",
     "System",
     "Temperature",
@@ -72,6 +73,15 @@ def _temperature(text: str | float) -> float:
     if not 0 <= value <= 2:
         raise typer.BadParameter("must be a number from 0 to 2")
     return value
+
+
+def _quantisation(text: str) -> str:
+    # The engine checks it too; here it is refused before a model is fetched.
+    from ultrafast.models.quantisation import QUANTISATIONS
+
+    if text.lower() not in QUANTISATIONS:
+        raise typer.BadParameter(f"must be {' or '.join(QUANTISATIONS)}")
+    return text.lower()
 
 
 def _share(text: str | float) -> float:
@@ -154,6 +164,15 @@ ChatTemplate = Annotated[
         "--chat-template",
         metavar="FILE",
         help="A Jinja chat template, for a model without one or in place of its own.",
+    ),
+]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        "--quantize",
+        parser=_quantisation,
+        metavar="TYPE",
+        help="Quantise a float model at load, to q8_0 or q4_1: less memory and faster, with other answers.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

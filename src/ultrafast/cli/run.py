@@ -32,6 +32,7 @@ def run(
     threads: options.Threads = None,
     context: options.Context = None,
     chat_template: options.ChatTemplate = None,
+    quantize: options.Quantize = None,
     as_json: options.Json = False,
 ) -> None:
     """Answer one prompt; a base model, which has no chat template, continues it.
@@ -54,7 +55,7 @@ def run(
     sampling = SamplingParameters(
         temperature=temperature, top_p=top_p, seed=options.draw_seed() if seed is None else seed
     )
-    with Session(model, threads=threads, context=context, chat_template=chat_template) as session:
+    with Session(model, threads=threads, context=context, chat_template=chat_template, quantize=quantize) as session:
         if session.can_chat:
             tokens = session.prompt_tokens(messages)
         elif system is None:
@@ -87,7 +88,8 @@ def _answer(
     if not text.endswith("\n"):
         output.write("\n")
     seed = sampling.seed if sampling.temperature > 0 else None
-    output.note(statistics_line(last.summary, seed=seed, cut=session.cut(last, max_tokens)))
+    notes = session.model.quantisation[:1]
+    output.note(statistics_line(last.summary, seed=seed, notes=notes, cut=session.cut(last, max_tokens)))
 
 
 def _record(
@@ -97,6 +99,7 @@ def _record(
 
     return {
         "model": session.model.name,
+        "quantised_at_load": session.model.quantised_at_load,
         "text": "".join(event.text for event in events),
         "token_ids": [token for event in events for token in event.token_ids],
         "finish_reason": events[-1].finish_reason,

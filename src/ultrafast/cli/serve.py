@@ -48,6 +48,7 @@ def serve(
     threads: options.Threads = None,
     context: options.Context = None,
     chat_template: options.ChatTemplate = None,
+    quantize: options.Quantize = None,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Ask for no key; on loopback addresses only.")] = False,
     allowed_host: Annotated[
         list[str] | None,
@@ -74,6 +75,7 @@ def serve(
         context=context,
         chat_template=chat_template,
         instruction_set=options.forced_instruction_set(),
+        quantize=quantize,
         require_key=not no_auth,
         allowed_hosts=tuple(allowed_host or ()),
     )

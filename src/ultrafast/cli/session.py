@@ -41,12 +41,19 @@ class Session:
     """
 
     def __init__(
-        self, model: str | None, *, threads: int | None, context: int | None, chat_template: Path | None = None
+        self,
+        model: str | None,
+        *,
+        threads: int | None,
+        context: int | None,
+        chat_template: Path | None = None,
+        quantize: str | None = None,
     ) -> None:
         self._model = model
         self._threads = threads
         self._context = context
         self._chat_template = chat_template
+        self._quantize = quantize
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ultrafast-session", daemon=True)
         self._backend: LocalBackend | None = None
@@ -69,6 +76,7 @@ class Session:
                 threads=self._threads,
                 context=self._context,
                 instruction_set=options.forced_instruction_set(),
+                quantize=self._quantize,
                 progress=show_stage,
             )
             starting = _Work(self._loop, self._backend.start())
@@ -225,7 +233,9 @@ def _rate(tokens: int, seconds: float) -> float:
     return tokens / seconds if tokens > 0 and seconds > 0 else 0.0
 
 
-def statistics_line(summary: Summary, *, seed: int | None = None, cut: str | None = None) -> str:
+def statistics_line(
+    summary: Summary, *, seed: int | None = None, notes: Sequence[str] = (), cut: str | None = None
+) -> str:
     """One line about an answer: tokens, time to first token, tokens per second, the seed that counted, what cut it."""
     parts = [
         f"{summary.completion_tokens} token{'' if summary.completion_tokens == 1 else 's'}",
@@ -235,6 +245,7 @@ def statistics_line(summary: Summary, *, seed: int | None = None, cut: str | Non
         parts.append(f"{rate:.1f} tokens/s")
     if seed is not None:
         parts.append(f"seed {seed}")
+    parts += notes
     if cut is not None:
         parts.append(cut)
     return ", ".join(parts)

@@ -11,8 +11,8 @@ _SAMPLE_BYTES: Final = 4096
 _SAMPLES: Final = 1024
 
 
-def weights_fingerprint(path: Path) -> str:
-    """Ten hexadecimal digits from the size, the head and evenly spaced samples of the file.
+def weights_fingerprint(path: Path, quantised_at_load: str | None = None) -> str:
+    """Ten hexadecimal digits from the size, the head and evenly spaced samples of the file, and a quantisation at load.
 
     Not a checksum against tampering: it tells one model, or one quantisation of it, from another within milliseconds,
     where hashing gigabytes would delay every start.
@@ -24,4 +24,5 @@ def weights_fingerprint(path: Path) -> str:
         for index in range(_SAMPLES):
             file.seek(size * index // _SAMPLES)
             digest.update(file.read(_SAMPLE_BYTES))
+    digest.update((quantised_at_load or "").encode())
     return digest.hexdigest()[:10]

@@ -111,6 +111,17 @@ class ModelDescription(msgspec.Struct, frozen=True):
     huge_page_bytes: int
     kv_bytes_per_token: int
     load_seconds: float
+    quantised_at_load: str | None = None  # to what, where the weights are not the file's own
+    matrices_kept_float: int = 0  # by that quantisation, as their rows are not whole blocks
+
+    @property
+    def quantisation(self) -> list[str]:
+        """For people: how the weights differ from the file's; empty where they do not."""
+        if self.quantised_at_load is None:
+            return []
+        tables = "" if self.quantised_at_load == "q8_0" else ", embedding and output layer to q8_0"
+        kept = f"{self.matrices_kept_float} matrices kept as float: rows are not whole blocks of 32"
+        return [f"quantised at load to {self.quantised_at_load}{tables}", *[kept] * bool(self.matrices_kept_float)]
 
 
 class EngineStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -135,6 +146,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
     threads: int | None
     context: int | None
     instruction_set: str | None
+    quantize: str | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

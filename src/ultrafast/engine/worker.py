@@ -144,7 +144,12 @@ def _load(channel: Channel, load: Load) -> tuple[Engine, ModelDescription]:
     tokenizer = open_tokenizer(path)
     channel.send(Progress("laying out the weights"))
     model = load_model(
-        path, threads=load.threads, instruction_set=load.instruction_set, context=load.context, memory_budget_bytes=None
+        path,
+        threads=load.threads,
+        instruction_set=load.instruction_set,
+        context=load.context,
+        memory_budget_bytes=None,
+        quantize=load.quantize,
     )
     channel.send(Progress("warming up"))
     engine = Engine(model, tokenizer)
@@ -158,7 +163,7 @@ def _describe(load: Load, path: Path, model: LoadedModel, load_seconds: float) -
         name=load.name,
         architecture=configuration.architecture,
         created=int(path.stat().st_mtime),
-        fingerprint=weights_fingerprint(path),
+        fingerprint=weights_fingerprint(path, model.quantised_at_load),
         context=model.context,
         model_context=configuration.context_length,
         vocabulary_size=configuration.vocabulary_size,
@@ -173,6 +178,8 @@ def _describe(load: Load, path: Path, model: LoadedModel, load_seconds: float) -
         huge_page_bytes=model.huge_page_bytes,
         kv_bytes_per_token=model.kv_bytes_per_token,
         load_seconds=load_seconds,
+        quantised_at_load=model.quantised_at_load,
+        matrices_kept_float=model.matrices_kept_float,
     )
 
 

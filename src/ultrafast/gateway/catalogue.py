@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from ultrafast.backends.base import Backend
+from ultrafast.backends.base import Backend, ModelDescription
 from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.failures import HttpError
 from ultrafast.gateway.schema import MAXIMUM_NAME_LETTERS
@@ -30,6 +30,7 @@ class ModelObject(msgspec.Struct, frozen=True):
     created: int
     object: str = "model"
     owned_by: str = "ultrafast"
+    quantised_at_load: str | msgspec.UnsetType = msgspec.UNSET  # only where the weights are not the file's own
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -57,9 +58,13 @@ class Catalogue:
                 code="model_not_found",
                 param="model",
             )
-        return ModelObject(model.name, model.created)
+        return _model_object(model)
 
     def all(self) -> ModelList:
         """The one real model."""
         model = self._backend.model
-        return ModelList([ModelObject(model.name, model.created)])
+        return ModelList([_model_object(model)])
+
+
+def _model_object(model: ModelDescription) -> ModelObject:
+    return ModelObject(model.name, model.created, quantised_at_load=model.quantised_at_load or msgspec.UNSET)

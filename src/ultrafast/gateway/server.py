@@ -48,6 +48,7 @@ class ServeOptions:
     context: int | None = None
     chat_template: Path | None = None
     instruction_set: str | None = None
+    quantize: str | None = None
     require_key: bool = True  # False only on a loopback address
     allowed_hosts: tuple[str, ...] = ()  # further names clients may use, such as a proxy's
     drain_seconds: float = DRAIN_SECONDS
@@ -102,6 +103,7 @@ class _Service:
             threads=options.threads,
             context=options.context,
             instruction_set=options.instruction_set,
+            quantize=options.quantize,
         )
         self._gateway = Gateway(
             self._backend,
@@ -174,6 +176,8 @@ class _Service:
             f"Model {model.name}: context {model.context}, {model.threads} thread{'s' if model.threads > 1 else ''}, "
             f"{model.instruction_set}, loaded in {model.load_seconds:.1f} s"
         )
+        for line in model.quantisation:
+            self._print(f"Weights: {line}")
         for alias in dict.fromkeys(self._options.aliases):
             vendor = ", not that vendor's model" if alias.startswith(_VENDOR_PREFIX) else ""
             self._print(f"Alias {alias}: answered by {model.name}{vendor}")

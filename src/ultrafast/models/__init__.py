@@ -14,6 +14,7 @@ from ultrafast.models.configuration import ModelConfiguration
 from ultrafast.models.description import describe
 from ultrafast.models.loaded import BLOCK_TOKENS, LoadedModel, StepResult
 from ultrafast.models.program import build_program
+from ultrafast.models.quantisation import Quantisation
 from ultrafast.models.sampling import SamplingParameters
 from ultrafast.models.tensors import TensorSource
 from ultrafast.weights import open_model
@@ -52,18 +53,21 @@ def load_model(
     instruction_set: str | None = None,
     context: int | None = None,
     memory_budget_bytes: int | None = None,
+    quantize: str | None = None,
 ) -> LoadedModel:
     """Read a GGUF file or a Hugging Face directory and lay its weights out for this machine.
 
     ``threads`` defaults to the cores that affinity and control groups allow; ``instruction_set`` to
     ``$ULTRAFAST_INSTRUCTION_SET`` or else the fastest the processor has; ``context`` to the model's own, or what
     ``memory_budget_bytes`` of KV cache and rotary tables hold (by default a quarter of the available memory).
+    ``quantize`` ("q8_0" or "q4_1") quantises the matrices of a float model while they are laid out.
 
     Raises the ``ModelError`` kinds for the file and ``ConfigurationError`` for the options.
     """
     started = time.perf_counter()
     chosen_set = _instruction_set(instruction_set)
     threads = _threads(threads)
+    quantisation = Quantisation(quantize)
     cpus = resources.pinned_cpus(threads)
     with open_model(path) as source:
         configuration, tensors = describe(source)
@@ -73,7 +77,14 @@ def load_model(
         context, block_count = _cache_size(configuration, context, budget)
         try:
             native, weight_bytes_per_token = _build(
-                tensors, configuration, chosen_set, threads=threads, cpus=cpus, context=context, block_count=block_count
+                tensors,
+                configuration,
+                chosen_set,
+                quantisation,
+                threads=threads,
+                cpus=cpus,
+                context=context,
+                block_count=block_count,
             )
         except MemoryError:
             raise ConfigurationError(f"not enough memory to load {source.path.name}") from None
@@ -91,6 +102,8 @@ def load_model(
         max_sequences=MAX_SEQUENCES,
         max_rows=MAX_ROWS,
         weight_bytes_per_token=weight_bytes_per_token,
+        quantised_at_load=quantisation.name,
+        matrices_kept_float=quantisation.kept_float,
         load_seconds=time.perf_counter() - started,
     )
 
@@ -99,6 +112,7 @@ def _build(
     tensors: TensorSource,
     configuration: ModelConfiguration,
     instruction_set: str,
+    quantisation: Quantisation,
     *,
     threads: int,
     cpus: list[int],
@@ -122,7 +136,7 @@ def _build(
         max_sequences=MAX_SEQUENCES,
         max_rows=MAX_ROWS,
     )
-    weight_bytes_per_token = build_program(native, configuration, tensors, context)
+    weight_bytes_per_token = build_program(native, configuration, tensors, context, quantisation)
     native.finish()
     return native, weight_bytes_per_token
 

@@ -51,6 +51,8 @@ class LoadedModel:
         max_sequences: int,
         max_rows: int,
         weight_bytes_per_token: int,
+        quantised_at_load: str | None,
+        matrices_kept_float: int,
         load_seconds: float,
     ) -> None:
         self._native: _native.Model | None = native
@@ -66,6 +68,8 @@ class LoadedModel:
         self.max_rows = max_rows
         self.weight_bytes = native.weight_bytes
         self.weight_bytes_per_token = weight_bytes_per_token
+        self.quantised_at_load = quantised_at_load  # to what; None where weights are as stored
+        self.matrices_kept_float = matrices_kept_float  # by a quantisation, as their rows are not whole blocks
         self.kv_bytes_per_token = configuration.kv_values_per_token * 2
         self.load_seconds = load_seconds
 

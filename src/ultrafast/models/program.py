@@ -7,29 +7,42 @@ import numpy as np
 from ultrafast import _native
 from ultrafast.models.configuration import ModelConfiguration
 from ultrafast.models.facts import Float32Array
+from ultrafast.models.quantisation import Quantisation, layout_bytes
 from ultrafast.models.tensors import TensorSource
 from ultrafast.weights.source import Tensor
 
 _NONE = -1  # in place of an index: no norm, no bias, no rotary
 
 
-def build_program(model: _native.Model, configuration: ModelConfiguration, tensors: TensorSource, context: int) -> int:
-    """Declare weights and operations on ``model``; returns the bytes one token reads (all products, in file form).
+def build_program(
+    model: _native.Model,
+    configuration: ModelConfiguration,
+    tensors: TensorSource,
+    context: int,
+    quantisation: Quantisation,
+) -> int:
+    """Declare weights and operations on ``model``; returns the bytes one token reads (all products, as laid out).
 
     A residual stream ``hidden`` runs through the layers: queries, keys and values, attention, projection, added;
     gated feed-forward or experts, added; with norms before or after each, as the description has it. At the end norm
     and output layer.
     """
-    return _Builder(model, configuration, tensors, context).build()
+    return _Builder(model, configuration, tensors, context, quantisation).build()
 
 
 class _Builder:
     def __init__(
-        self, model: _native.Model, configuration: ModelConfiguration, tensors: TensorSource, context: int
+        self,
+        model: _native.Model,
+        configuration: ModelConfiguration,
+        tensors: TensorSource,
+        context: int,
+        quantisation: Quantisation,
     ) -> None:
         self.model = model
         self.configuration = c = configuration
         self.tensors = tensors
+        self.quantisation = quantisation
         self.bytes_read = 0
         self.hidden = model.add_buffer(c.hidden_size)
         self.query_key_value = model.add_buffer(_padded(c.query_size) + 2 * _padded(c.kv_size))
@@ -46,20 +59,19 @@ class _Builder:
 
     def build(self) -> int:
         c = self.configuration
-        embedding = self.tensors.matrix("token_embd", c.vocabulary_size, c.hidden_size)
-        table = self.matrix(embedding)
-        self.bytes_read = 0  # the embedding is looked up, not read through
+        table = self.table("token_embd")
+        if not c.tied:
+            self.bytes_read = 0  # the embedding is looked up, not read through
         self.model.embed(table, self.hidden, c.embedding_scale)
         for index in range(c.layer_count):
             self.attention(index)
             self.feed_forward(index)
-        if c.tied:
-            self.bytes_read += embedding.byte_count
-        else:
-            table = self.matrix(self.tensors.matrix("output", c.vocabulary_size, c.hidden_size))
+        if not c.tied:
+            table = self.table("output")
         norm = self.model.add_vector(self.tensors.norm("output_norm", c.hidden_size))
         self.model.output(self.hidden, norm, c.norm_epsilon, table, c.logit_scale, c.logit_softcap)
         self.tensors.refuse_rest(tied=c.tied)
+        self.quantisation.check()
         return self.bytes_read
 
     def attention(self, index: int) -> None:
@@ -109,7 +121,9 @@ class _Builder:
         assert experts is not None
         assert not c.norms_after  # no architecture of ours has both: the operation adds to the residual stream itself
         norm, epsilon = self.norm_before("ffn_norm", index)
-        router = self.matrix(self.tensors.matrix("ffn_gate_inp", experts.count, c.hidden_size, layer=index))
+        # As stored: few bytes, and which experts run hangs on small differences.
+        tensor = self.tensors.matrix("ffn_gate_inp", experts.count, c.hidden_size, layer=index)
+        router = self.lay_out(tensor, tensor.type_name)
         stored = self.tensors.experts(c.feed_forward_size, c.hidden_size, experts.count, layer=index)
         before = self.bytes_read
         gates, ups, downs = ([self.matrix(one) for one in kind] for kind in stored)
@@ -140,9 +154,17 @@ class _Builder:
         self.model.norm(self.branch, norm, c.norm_epsilon, self.hidden, True, c.residual_scale)
 
     def matrix(self, tensor: Tensor, interleaved_head_size: int = 0) -> int:
-        self.bytes_read += tensor.byte_count
+        return self.lay_out(tensor, self.quantisation.layout(tensor, table=False), interleaved_head_size)
+
+    def table(self, name: str) -> int:
+        """The embedding or the output layer."""
+        tensor = self.tensors.matrix(name, self.configuration.vocabulary_size, self.configuration.hidden_size)
+        return self.lay_out(tensor, self.quantisation.layout(tensor, table=True))
+
+    def lay_out(self, tensor: Tensor, layout: str, interleaved_head_size: int = 0) -> int:
+        self.bytes_read += layout_bytes(tensor, layout)
         rows, columns = tensor.shape
-        return self.model.add_matrix(tensor.type_name, tensor.data, rows, columns, interleaved_head_size)
+        return self.model.add_matrix(tensor.type_name, tensor.data, rows, columns, interleaved_head_size, layout)
 
     def norm(self, name: str, length: int, index: int) -> int:
         return self.model.add_vector(self.tensors.norm(name, length, layer=index))
