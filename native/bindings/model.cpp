@@ -228,19 +228,30 @@ void register_model(nb::module_& module) {
       .def("finish", &Model::finish, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "bind",
-          [](Model& model, std::int32_t sequence, const InputArray<std::int32_t>& blocks, std::int32_t prompt_length,
-             const Sampling& sampling) {
-            check_sampling(sampling, model.shape().vocabulary_size);
+          [](Model& model, std::int32_t sequence, const InputArray<std::int32_t>& blocks,
+             const InputArray<std::int32_t>& history, std::int32_t prompt_length, const Sampling& sampling) {
+            const std::int32_t vocabulary = model.shape().vocabulary_size;
+            check_sampling(sampling, vocabulary);
+            std::vector<std::int32_t> tokens(history.data(), history.data() + history.size());
+            for (const std::int32_t token : tokens) {
+              if (token < 0 || token >= vocabulary) throw nb::value_error("a token is outside the vocabulary");
+            }
             model.cache().bind(sequence, std::vector<std::int32_t>(blocks.data(), blocks.data() + blocks.size()),
-                               prompt_length, sampling);
+                               std::move(tokens), prompt_length, sampling);
           },
-          "sequence"_a, "blocks"_a, "prompt_length"_a, "sampling"_a)
+          "sequence"_a, "blocks"_a, "history"_a, "prompt_length"_a, "sampling"_a)
       .def(
           "release", [](Model& model, std::int32_t sequence) { model.cache().release(sequence); }, "sequence"_a)
       .def(
           "truncate",
           [](Model& model, std::int32_t sequence, std::int32_t length) { model.cache().truncate(sequence, length); },
           "sequence"_a, "length"_a)
+      .def(
+          "copy_block",
+          [](Model& model, std::int32_t source, std::int32_t destination) {
+            model.cache().copy_block(source, destination);
+          },
+          "source"_a, "destination"_a)
       .def(
           "move",
           [](Model& model, std::int32_t sequence, std::int32_t source, std::int32_t destination) {

@@ -26,8 +26,8 @@ Sequence& KvCache::bound_sequence(std::int32_t sequence) {
   return found;
 }
 
-void KvCache::bind(std::int32_t sequence, std::vector<std::int32_t> blocks, std::int32_t prompt_length,
-                   Sampling sampling) {
+void KvCache::bind(std::int32_t sequence, std::vector<std::int32_t> blocks, std::vector<std::int32_t> history,
+                   std::int32_t prompt_length, Sampling sampling) {
   if (sequence < 0 || static_cast<std::size_t>(sequence) >= sequences_.size()) {
     throw std::invalid_argument("sequence out of range");
   }
@@ -36,7 +36,8 @@ void KvCache::bind(std::int32_t sequence, std::vector<std::int32_t> blocks, std:
   for (const std::int32_t block : blocks) {
     if (block < 0 || block >= block_count_) throw std::invalid_argument("block out of range");
   }
-  found = Sequence{true, std::move(blocks), {}, prompt_length, std::move(sampling)};
+  if (history.size() > blocks.size() * kCacheBlock) throw std::invalid_argument("the history is beyond the blocks");
+  found = Sequence{true, std::move(blocks), std::move(history), prompt_length, std::move(sampling)};
   found.tokens.reserve(static_cast<std::size_t>(found.capacity()));
 }
 
@@ -46,6 +47,15 @@ void KvCache::truncate(std::int32_t sequence, std::int32_t length) {
   Sequence& found = bound_sequence(sequence);
   if (length < 0 || length > found.length()) throw std::invalid_argument("truncate beyond the sequence's length");
   found.tokens.resize(static_cast<std::size_t>(length));
+}
+
+void KvCache::copy_block(std::int32_t source, std::int32_t destination) {
+  if (source < 0 || source >= block_count_ || destination < 0 || destination >= block_count_) {
+    throw std::invalid_argument("block out of range");
+  }
+  if (source == destination) return;
+  const std::size_t bytes = memory_.size() / static_cast<std::size_t>(block_count_);
+  std::memcpy(start(destination, 0, 0), start(source, 0, 0), bytes);
 }
 
 void KvCache::move(std::int32_t sequence, std::int32_t source, std::int32_t destination) {

@@ -69,10 +69,14 @@ class KvCache {
 
   // All throw std::invalid_argument on a bad index.
   Sequence& bound_sequence(std::int32_t sequence);
-  void bind(std::int32_t sequence, std::vector<std::int32_t> blocks, std::int32_t prompt_length, Sampling sampling);
+  // `history`: tokens whose entries the blocks hold already, computed by another sequence that began with them.
+  void bind(std::int32_t sequence, std::vector<std::int32_t> blocks, std::vector<std::int32_t> history,
+            std::int32_t prompt_length, Sampling sampling);
   void release(std::int32_t sequence);
   // Drops entries from `length` on.
   void truncate(std::int32_t sequence, std::int32_t length);
+  // Copies all of a block over another one.
+  void copy_block(std::int32_t source, std::int32_t destination);
   // Copies entry `source` (keys, values of every layer, token) over entry `destination` <= source.
   void move(std::int32_t sequence, std::int32_t source, std::int32_t destination);
 

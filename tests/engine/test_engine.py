@@ -14,7 +14,9 @@ import pytest
 
 from tests.models.tiny import TinyShape, write_tiny_model
 from ultrafast.engine.engine import MAXIMUM_WAITING_SEQUENCES, Engine
+from ultrafast.engine.kv_cache import BlockPool
 from ultrafast.engine.messages import GenerationEvent, GenerationRequest, TokenLogprob
+from ultrafast.engine.prefix_cache import PrefixCache
 from ultrafast.errors import (
     CacheFullError,
     ContextLengthError,
@@ -222,8 +224,10 @@ def test_neighbours_and_chunks_change_nothing(engine: Engine, tokenizer: Tokeniz
         for index, text in enumerate(["Hi", "sea " * 150, "Why?", "x", "Tell me about the moon. " * 12, "One"])
     ]
     alone = [run(engine, request)[0] for request in requests]
+    engine.forget_prefixes()
     together = run(engine, *requests)
     assert [outcome.choices for outcome in together] == [outcome.choices for outcome in alone]
+    engine.forget_prefixes()
     engine._scheduler.prefill_rows_alone = 7
     engine._scheduler.prefill_rows_beside_decode = 3
     chunked = run(engine, *requests)
@@ -239,6 +243,7 @@ def test_random_aborts_leave_nothing_behind(engine: Engine, tokenizer: Tokenizer
     source = random.Random(seed)
     survivor = GenerationRequest("survivor", prompt(tokenizer, "Hi"), SamplingParameters(seed=5), 12)
     (expected,) = run(engine, survivor)
+    engine.forget_prefixes()
     outcome = Outcome()
     engine.add(survivor)
     alive: list[str] = []
@@ -358,6 +363,6 @@ def test_warming_up_leaves_nothing_behind(engine: Engine) -> None:
 
 def test_what_no_cache_could_hold_is_refused(tokenizer: Tokenizer, model: LoadedModel) -> None:
     engine = Engine(model, tokenizer)
-    engine._scheduler.pool.block_count = 2
+    engine._scheduler.cache = PrefixCache(BlockPool(2, model.block_tokens))
     with pytest.raises(CacheFullError):
         engine.add(GenerationRequest("a", [5] * 100, GREEDY, 10))

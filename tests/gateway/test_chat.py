@@ -61,6 +61,27 @@ def test_an_answer(client: OpenAI) -> None:
     assert times["total_time"] == pytest.approx(sum(times.values()) - times["total_time"], abs=1e-5)
 
 
+def test_the_next_turn_reuses_the_conversation(client: OpenAI) -> None:
+    messages: list[dict[str, str]] = [{"role": "user", "content": "Name three rivers of Africa, please."}]
+    first = ask(client, messages=messages)
+    messages += [
+        {"role": "assistant", "content": content_of(first)},
+        {"role": "user", "content": "Which of them is the longest?"},
+    ]
+    second = ask(client, messages=messages)
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached is not None
+    assert first.usage.prompt_tokens <= cached < second.usage.prompt_tokens
+    again = ask(client, messages=messages)
+    assert content_of(again) == content_of(second)
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert again.usage.prompt_tokens_details.cached_tokens == second.usage.prompt_tokens - 1
+
+
 def test_a_stream_is_the_same_answer(client: OpenAI) -> None:
     whole = ask(client)
     chunks = ask_streamed(client)

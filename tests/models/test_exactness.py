@@ -172,6 +172,52 @@ def check_tree(model: LoadedModel, data: st.DataObject, vocabulary_size: int, mo
     assert tokens[-1] == after.tokens[0]
 
 
+@pytest.mark.parametrize("case", CASES)
+@examples(4)
+@given(data=st.data())
+def test_a_prefix_of_another_sequence(load: Load, checkpoint: Checkpoint, case: str, data: st.DataObject) -> None:
+    """Whole blocks shared, the next one copied, the rest computed: the bits of a sequence run alone."""
+    model = load(checkpoint(case, "gguf"))
+    first = data.draw(tokens_for(VOCABULARY, 100))
+    common = data.draw(st.integers(0, len(first)))
+    tokens = first[:common] + data.draw(tokens_for(VOCABULARY, 20))
+    sampling = data.draw(samplings)
+    prompt_length = data.draw(st.integers(1, len(tokens)))
+    expected = logits_of(model, tokens, sampling=sampling, prompt_length=prompt_length)
+    blocks = np.arange(12, dtype=np.int32)[::-1].copy()  # six for each sequence
+    model.bind(0, blocks[:6], sampling, 1)
+    try:
+        driver = Driver(model)
+        driver.step(driver.line(0, first, 0))
+        shared = common // model.block_tokens
+        model.copy_block(blocks[shared], blocks[6])
+        model.bind(
+            1,
+            np.concatenate([blocks[:shared], blocks[6 : 12 - shared]]),
+            sampling,
+            prompt_length,
+            history=np.array(tokens[:common], np.int32),
+        )
+        assert model.length(1) == common
+        found = driver.step([*driver.line(1, tokens[common:], WANT_LOGITS | WANT_TOKEN), *driver.line(0, [3], 0)])
+    finally:
+        for slot in (0, 1):
+            model.release(slot)
+    assert same_bits(expected[0][common:], found.logits)
+    assert expected[1][common:].tolist() == found.tokens[: len(tokens) - common].tolist()
+
+
+def test_a_history_that_cannot_be_is_refused(load: Load, tiny: Tiny) -> None:
+    model = load(tiny("F32"))
+    one_block = np.zeros(1, np.int32)
+    for history in ([-1], [77], [5] * 33):
+        with pytest.raises(ValueError, match=r"token|history"):
+            model.bind(0, one_block, SamplingParameters(), 1, history=np.array(history, np.int32))
+    for source, destination in ((-1, 0), (0, model.block_count)):
+        with pytest.raises(ValueError, match="block"):
+            model.copy_block(source, destination)
+
+
 @examples(6)
 @given(data=st.data())
 def test_default_model_threads_chunks_and_truncation(load: Load, model_path: Path, data: st.DataObject) -> None:

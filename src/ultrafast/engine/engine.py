@@ -14,6 +14,7 @@ from ultrafast.engine.batch import Batch, Int32
 from ultrafast.engine.kv_cache import BlockPool
 from ultrafast.engine.messages import EngineStatus, GenerationEvent, GenerationRequest, Summary
 from ultrafast.engine.output import ChoiceOutput, token_logprob
+from ultrafast.engine.prefix_cache import PrefixCache
 from ultrafast.engine.scheduler import Plan, Scheduler, Sequence
 from ultrafast.errors import (
     ContextLengthError,
@@ -62,7 +63,7 @@ def _check_sampling(sampling: SamplingParameters, vocabulary: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Choice:
-    """One choice of a request: its sequence, its output, and the token to feed next."""
+    """One choice of a request: its sequence, its output, and its tokens so far, the last to be fed next."""
 
     request: _Request
     index: int
@@ -70,7 +71,7 @@ class _Choice:
     output: ChoiceOutput
     token_limit: int
     want: int  # WANT_* bits of the rows that sample
-    last_token: int = -1
+    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +83,7 @@ class _Request:
     arrived: float
     live: list[_Choice] = field(default_factory=list)
     admitted: float = -1.0
+    cached_tokens: int = 0  # of the prompt, found by the first choice
     first_token: float = -1.0
     completion_tokens: int = 0
     passes: int = 0
@@ -97,7 +99,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._clock = clock
         self._scheduler = Scheduler(
-            BlockPool(model.block_count, model.block_tokens),
+            PrefixCache(BlockPool(model.block_count, model.block_tokens)),
             max_sequences=model.max_sequences,
             max_rows=model.max_rows,
         )
@@ -121,8 +123,8 @@ class Engine:
         return EngineStatus(
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
-            free_blocks=scheduler.pool.free_count,
-            block_count=scheduler.pool.block_count,
+            free_blocks=scheduler.cache.free_count,
+            block_count=scheduler.cache.block_count,
             steps=self._steps,
             rows=self._rows,
         )
@@ -140,7 +142,7 @@ class Engine:
         state = _Request(request, prompt, self._clock())
         want = WANT_TOKEN | WANT_TOP if request.logprobs else WANT_TOKEN
         for index in range(request.choices):
-            sequence = Sequence(len(prompt), token_limit, state.arrived, request.tier)
+            sequence = Sequence(prompt, token_limit, state.arrived, request.tier)
             output = ChoiceOutput(
                 self._tokenizer, request.stop, ignore_end=request.ignore_end, previous=int(prompt[-1])
             )
@@ -171,10 +173,13 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """Give up a request and free what it holds; unknown ids are ignored (it may just have ended)."""
+        self._abandon(request_id, keep=True)
+
+    def _abandon(self, request_id: str, *, keep: bool) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None:
             for choice in request.live:
-                self._release(choice)
+                self._release(choice, keep=keep)
 
     def take_failures(self) -> list[tuple[str, UltrafastError]]:
         """Requests that ended with an error since the last call."""
@@ -204,7 +209,7 @@ class Engine:
             choice = self._choices[sequence]
             want = choice.want if samples else 0
             if start >= sequence.prompt_length:
-                batch.add_token(choice.last_token, start, sequence.slot, want)
+                batch.add_token(choice.tokens[-1], start, sequence.slot, want)
             else:
                 batch.add_chunk(choice.request.prompt[start : start + rows], start, sequence.slot, want)
         self._steps += 1
@@ -214,10 +219,21 @@ class Engine:
     def _bind(self, sequence: Sequence) -> None:
         choice = self._choices[sequence]
         request = choice.request
+        reservation = sequence.reservation
+        assert reservation is not None
         if request.admitted < 0:
             request.admitted = sequence.admitted
-        blocks = np.array(sequence.blocks, np.int32)
-        self._model.bind(sequence.slot, blocks, request.message.sampling, sequence.prompt_length, choice.index)
+            request.cached_tokens = reservation.cached_tokens
+        if reservation.copied_block >= 0:
+            self._model.copy_block(reservation.copied_block, reservation.blocks[len(reservation.shared)])
+        self._model.bind(
+            sequence.slot,
+            np.array(reservation.blocks, np.int32),
+            request.message.sampling,
+            sequence.prompt_length,
+            choice.index,
+            history=request.prompt[: reservation.cached_tokens],
+        )
 
     def _postprocess(self, plan: Plan, result: StepResult, now: float) -> list[tuple[str, GenerationEvent]]:
         failed = result.failed_sequences.tolist()
@@ -241,7 +257,7 @@ class Engine:
 
     def _new_token(self, choice: _Choice, token: int, result: StepResult, row: int, now: float) -> GenerationEvent:
         request = choice.request
-        choice.last_token = token
+        choice.tokens.append(token)
         request.completion_tokens += 1
         request.passes += 1
         if request.first_token < 0:
@@ -257,7 +273,7 @@ class Engine:
         if finish_reason is None:
             return GenerationEvent(choice.index, [token], text, logprobs)
         request.live.remove(choice)
-        self._release(choice)
+        self._release(choice, keep=True)
         summary = None if request.live else self._settle(request, now)
         return GenerationEvent(choice.index, [token], text, logprobs, finish_reason, summary)
 
@@ -265,7 +281,7 @@ class Engine:
         del self._requests[request.message.request_id]
         return Summary(
             prompt_tokens=len(request.prompt),
-            cached_tokens=0,
+            cached_tokens=request.cached_tokens,
             completion_tokens=request.completion_tokens,
             queue_seconds=request.admitted - request.arrived,
             prefill_seconds=request.first_token - request.admitted,
@@ -275,16 +291,26 @@ class Engine:
         )
 
     def _fail(self, request: _Request, error: UltrafastError) -> None:
-        self.cancel(request.message.request_id)
+        self._abandon(request.message.request_id, keep=False)
         self._failures.append((request.message.request_id, error))
 
-    def _release(self, choice: _Choice) -> None:
-        """Free the sequence, its slot and its blocks; the choice is over."""
+    def _release(self, choice: _Choice, *, keep: bool) -> None:
+        """Free the sequence, its slot and its blocks; the choice is over.
+
+        ``keep``: the blocks remember what was computed.
+        """
         sequence = choice.sequence
         if sequence.slot >= 0:
             self._model.release(sequence.slot)
-        self._scheduler.finish(sequence)
+        tokens = (
+            np.concatenate([sequence.prompt, np.array(choice.tokens, np.int32)])[: sequence.computed] if keep else None
+        )
+        self._scheduler.finish(sequence, tokens)
         del self._choices[sequence]
+
+    def forget_prefixes(self) -> None:
+        """Forget what ended sequences have left for the prompts to come: the next one is computed whole."""
+        self._scheduler.cache.clear()
 
     def warm_up(self) -> None:
         """Touch every page a step touches, measure a first prefill, and let the collector forget what lives forever.
@@ -302,6 +328,7 @@ class Engine:
             self.add(request)
             while self.has_work:
                 self.step()
+            self.forget_prefixes()
         gc.collect()
         gc.freeze()
 

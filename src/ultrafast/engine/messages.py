@@ -59,6 +59,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The account of one finished request, over all its choices. Times are wall-clock seconds in the engine.
 
+    ``cached_tokens`` of the prompt were not computed, since an earlier sequence began with them (by the first choice).
     ``queue`` ends where the first choice gets a slot, ``prefill`` where the first token exists, ``decode`` where the
     last choice ends; ``ttft`` is queue plus prefill. ``passes`` counts the steps that produced tokens, summed over
     choices: tokens ÷ passes is 1 unless drafts are accepted.
@@ -125,7 +126,10 @@ class ModelDescription(msgspec.Struct, frozen=True):
 
 
 class EngineStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Counters for supervision and tests: when nothing runs, ``free_blocks`` equals ``block_count`` again."""
+    """Counters for supervision and tests: when nothing runs, ``free_blocks`` equals ``block_count`` again.
+
+    Blocks that are kept for their prefix are free: whoever needs them has them.
+    """
 
     waiting: int
     running: int

@@ -1,7 +1,6 @@
 """What the next step computes. Pure: state in, plan out; the caller brings the clock and does the work.
 
 Invariants, held by tests over random histories:
-- a block has one owner; free plus owned blocks are the pool;
 - a sequence is admitted, in order of arrival, only with a slot and every block it can ever need;
 - each step, every running sequence past its prompt gets its row, so no prompt, however long, stalls a stream;
 - the oldest prompt in progress gets at least one row of each step, so every admitted sequence progresses.
@@ -10,10 +9,10 @@ Invariants, held by tests over random histories:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ultrafast.engine.kv_cache import BlockPool
+from ultrafast.engine.prefix_cache import PrefixCache, Reservation, Tokens
 from ultrafast.errors import CacheFullError
 
 
@@ -21,15 +20,20 @@ from ultrafast.errors import CacheFullError
 class Sequence:
     """One choice of one request, as far as scheduling goes."""
 
-    prompt_length: int
+    prompt: Tokens
     max_tokens: int
     arrived: float
     tier: str = "default"
     admitted: float = 0.0
     slot: int = -1  # the native sequence number; -1 while waiting and after the end
-    blocks: list[int] = field(default_factory=list)
+    reservation: Reservation | None = None  # its blocks, as long as it has a slot
     computed: int = 0  # tokens whose keys and values are stored
     generated: int = 0  # tokens sampled; the newest is not computed yet
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt)
 
     @property
     def length(self) -> int:
@@ -57,10 +61,10 @@ class Plan:
 class Scheduler:
     """First come, first served; decode before prefill within a step."""
 
-    def __init__(self, pool: BlockPool, *, max_sequences: int, max_rows: int) -> None:
+    def __init__(self, cache: PrefixCache, *, max_sequences: int, max_rows: int) -> None:
         if max_rows < 2 or max_sequences < 1:
             raise ValueError("a step needs room for a decode row and a prefill row")
-        self.pool = pool
+        self.cache = cache
         # One row of a step always stays free for the oldest prompt in progress.
         self.max_sequences = min(max_sequences, max_rows - 1)
         self.max_rows = max_rows
@@ -69,6 +73,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._slots = list(range(self.max_sequences - 1, -1, -1))
+        self._is_full = False  # the first in the queue found too few blocks, and none were given back since
 
     @property
     def has_work(self) -> bool:
@@ -77,7 +82,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Raises CacheFullError where even an empty cache could not hold it."""
-        if self.pool.blocks_for(sequence.prompt_length + sequence.max_tokens) > self.pool.block_count:
+        if not self.cache.holds(sequence.prompt_length + sequence.max_tokens):
             raise CacheFullError("the request needs more KV cache than there is")
         self.waiting.append(sequence)
 
@@ -105,13 +110,15 @@ class Scheduler:
 
     def _admit(self, now: float) -> list[Sequence]:
         admitted: list[Sequence] = []
-        while self.waiting and self._slots:
+        while self.waiting and self._slots and not self._is_full:
             sequence = self.waiting[0]
-            blocks = self.pool.reserve(self.pool.blocks_for(sequence.prompt_length + sequence.max_tokens))
-            if blocks is None:
+            reservation = self.cache.reserve(sequence.prompt, sequence.prompt_length + sequence.max_tokens)
+            if reservation is None:
+                self._is_full = True
                 break  # strictly in order: a small request never starves a large one
             self.waiting.popleft()
-            sequence.blocks = blocks
+            sequence.reservation = reservation
+            sequence.computed = reservation.cached_tokens
             sequence.slot = self._slots.pop()
             sequence.admitted = now
             self.running.append(sequence)
@@ -123,13 +130,17 @@ class Scheduler:
         work.sequence.computed += work.rows
         work.sequence.generated += new_tokens
 
-    def finish(self, sequence: Sequence) -> None:
-        """Forget a sequence, waiting or running (ended or cancelled), and free what it holds at once."""
-        if sequence.slot < 0:
+    def finish(self, sequence: Sequence, tokens: Tokens | None) -> None:
+        """Forget a sequence, waiting or running (ended or cancelled), and free what it holds at once.
+
+        ``tokens``: those computed, for the next prompt that begins with them; ``None`` where they must not be used.
+        """
+        self._is_full = False
+        if sequence.reservation is None:
             self.waiting.remove(sequence)
             return
         self.running.remove(sequence)
         self._slots.append(sequence.slot)
-        self.pool.release(sequence.blocks)
+        self.cache.release(sequence.reservation, tokens)
         sequence.slot = -1
-        sequence.blocks = []
+        sequence.reservation = None

@@ -85,12 +85,21 @@ class LoadedModel:
         return _huge_page_bytes(self._model.regions)
 
     def bind(
-        self, sequence: int, blocks: Int32Array, sampling: SamplingParameters, prompt_length: int, choice: int = 0
+        self,
+        sequence: int,
+        blocks: Int32Array,
+        sampling: SamplingParameters,
+        prompt_length: int,
+        choice: int = 0,
+        *,
+        history: Int32Array | None = None,
     ) -> None:
-        """Give a free slot its KV blocks, int32[n], and sampling; its length starts at 0.
+        """Give a free slot its KV blocks, int32[n], and sampling.
 
-        Tokens at positions below ``prompt_length`` are the prompt. Raises ``ValueError`` where the slot is bound, a
-        block lies outside the pool or a sampling value is out of range.
+        ``history``: the first tokens, where the blocks hold their keys and values already because another sequence
+        began with the same tokens; the length starts there, else at 0. Tokens at positions below ``prompt_length`` are
+        the prompt. Raises ``ValueError`` where the slot is bound, a block lies outside the pool, the history outside
+        the blocks or a value is out of range.
         """
         native = _native.Sampling(
             temperature=sampling.temperature,
@@ -105,7 +114,7 @@ class LoadedModel:
             top_logprobs=sampling.top_logprobs,
             logit_bias=list(sampling.logit_bias.items()),
         )
-        self._model.bind(sequence, blocks, prompt_length, native)
+        self._model.bind(sequence, blocks, _NOTHING if history is None else history, prompt_length, native)
 
     def release(self, sequence: int) -> None:
         """Free the slot."""
@@ -118,6 +127,10 @@ class LoadedModel:
     def truncate(self, sequence: int, length: int) -> None:
         """Drop the entries from ``length`` on."""
         self._model.truncate(sequence, length)
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copy all keys and values of a block over another block's."""
+        self._model.copy_block(source, destination)
 
     def move(self, sequence: int, source: int, destination: int) -> None:
         """Copy entry ``source`` over entry ``destination`` <= source: keeps one branch of a tree."""
@@ -148,6 +161,7 @@ class LoadedModel:
         self._native = None
 
 
+_NOTHING = np.zeros(0, np.int32)
 BLOCK_TOKENS = 32  # as kCacheBlock in native/kernels/kernels.h
 
 

@@ -58,6 +58,7 @@ class UltrafastEngine:
         """Times of the request, of its first and of its last token, and the tokens."""
         engine = self._engine
         tokens: list[int] = []
+        engine.forget_prefixes()  # every prompt is new, whatever an earlier one began with
         start = first = last = time.perf_counter()
         engine.add(GenerationRequest("benchmark", prompt, _GREEDY, count, ignore_end=True))
         while engine.has_work:

@@ -1,0 +1,192 @@
+"""Blocks that outlive their sequence, found again by their tokens: what two prompts begin with is computed once.
+
+Keys and values depend on tokens and positions alone, so a block may serve every sequence that has the same tokens up to
+its end. Ended sequences therefore leave their blocks in a tree, a block a node, its children the blocks that followed
+it. A new sequence shares the whole blocks of the longest path its prompt follows, and copies the block in which it
+parts from it, so that not one token they have in common is computed again.
+
+Kept blocks are free ones with a memory: reserving takes the least recently used whenever it needs more.
+
+Invariants, held by tests over random histories:
+- a block is free, or belongs to one running sequence, or is one node;
+- whoever uses a node uses every node above it, so nodes that nobody uses have none below that somebody does;
+- among the unused, a node stands behind all that are below it: the first is always a leaf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ultrafast.engine.kv_cache import BlockPool
+
+Tokens = NDArray[np.int32]
+
+_TOKEN_BYTES = 4
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """One kept block. Only a leaf may hold fewer tokens than a block; such a one is copied, never shared."""
+
+    tokens: bytes  # int32 each; the key among the parent's children
+    block: int
+    parent: _Node | None
+    children: dict[bytes, _Node] = field(default_factory=dict)
+    users: int = 0  # running sequences whose blocks include this one
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Reservation:
+    """Every block that one sequence can ever need, in order, and what of its prompt they hold already."""
+
+    blocks: list[int]
+    cached_tokens: int = 0
+    # To be copied over the first block that is not shared, before anything is written to any block; −1: none.
+    copied_block: int = -1
+    shared: list[_Node] = field(default_factory=list)
+
+
+class PrefixCache:
+    """Reserves blocks for sequences and keeps what they leave.
+
+    All prompts share one tree. Where some must not learn from a prompt's time what others asked, each needs a root of
+    its own; everything below works on a root.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._block_bytes = pool.block_tokens * _TOKEN_BYTES
+        self._root = _Node(b"", -1, None)
+        self._unused: dict[_Node, None] = {}  # least recently used first
+
+    @property
+    def block_count(self) -> int:
+        """Blocks there are."""
+        return self._pool.block_count
+
+    @property
+    def free_count(self) -> int:
+        """How many blocks no running sequence needs, kept ones included."""
+        return self._pool.free_count + len(self._unused)
+
+    def holds(self, tokens: int) -> bool:
+        """Whether the cache, all its blocks free, could hold a sequence of so many tokens."""
+        return self._pool.blocks_for(tokens) <= self._pool.block_count
+
+    def reserve(self, prompt: Tokens, capacity: int) -> Reservation | None:
+        """Blocks for ``capacity`` tokens that begin with ``prompt``; ``None``, all unchanged, where too few are free.
+
+        The last token of a prompt is never taken from the cache: its logits are wanted.
+        """
+        wanted = prompt[:-1].tobytes()
+        shared = self._shared(wanted)
+        fresh = self._pool.blocks_for(capacity) - len(shared)
+        if fresh > self.free_count - sum(node.users == 0 for node in shared):
+            return None
+        parted, common = self._parted(shared, wanted)
+        for node in shared:
+            node.users += 1
+            self._unused.pop(node, None)
+        if parted is not None:
+            # Not pinned: should the loop below take this very block, its content is still there to be copied, for
+            # nothing is written until every copy of a step is made.
+            self._touch(parted)
+        while self._pool.free_count < fresh:
+            self._forget(next(iter(self._unused)))
+        blocks = self._pool.reserve(fresh)
+        assert blocks is not None
+        return Reservation(
+            [node.block for node in shared] + blocks,
+            len(shared) * self._pool.block_tokens + common,
+            -1 if parted is None else parted.block,
+            shared,
+        )
+
+    def release(self, reservation: Reservation, tokens: Tokens | None) -> None:
+        """Take a sequence's blocks back and keep those of ``tokens``, what they hold; ``None``: they hold no truth."""
+        path = list(reservation.shared)
+        spare = reservation.blocks[len(path) :]
+        if tokens is not None:
+            spare = self._keep(path, spare, tokens[len(path) * self._pool.block_tokens :].tobytes())
+        self._pool.release(spare)
+        for node in reservation.shared:
+            node.users -= 1
+        for node in reversed(path):
+            self._touch(node)
+
+    def clear(self) -> None:
+        """Forget everything that no running sequence uses."""
+        for node in list(self._unused):
+            self._forget(node)
+
+    def _shared(self, wanted: bytes) -> list[_Node]:
+        """The nodes of whole blocks that ``wanted`` begins with."""
+        path: list[_Node] = []
+        node = self._root
+        for start in range(0, len(wanted) - self._block_bytes + 1, self._block_bytes):
+            child = node.children.get(wanted[start : start + self._block_bytes])
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        return path
+
+    def _parted(self, shared: list[_Node], wanted: bytes) -> tuple[_Node | None, int]:
+        """The block after ``shared`` that has the most first tokens in common with ``wanted``, and how many."""
+        rest = wanted[len(shared) * self._block_bytes :][: self._block_bytes]
+        best, most = None, 0
+        for node in (shared[-1] if shared else self._root).children.values():
+            common = _common_tokens(node.tokens, rest)
+            if common > most:
+                best, most = node, common
+        return best, most
+
+    def _keep(self, path: list[_Node], blocks: list[int], content: bytes) -> list[int]:
+        """Continue ``path`` by the nodes of ``content``, which lies in ``blocks``; returns those it did not take."""
+        spare: list[int] = []
+        node = path[-1] if path else self._root
+        for index, block in enumerate(blocks):
+            tokens = content[index * self._block_bytes : (index + 1) * self._block_bytes]
+            found = node.children.get(tokens)
+            if not tokens or (found is None and self._is_covered(node, tokens)):
+                return spare + blocks[index:]
+            if found is None:
+                found = node.children[tokens] = _Node(tokens, block, node)
+            else:
+                spare.append(block)  # computed twice, by neighbours: the same bits
+            node = found
+            path.append(node)
+        return spare
+
+    def _is_covered(self, node: _Node, tokens: bytes) -> bool:
+        """Whether a child of ``node`` holds ``tokens`` and more; children that hold less than they do are forgotten."""
+        for other in list(node.children.values()):
+            if other.tokens.startswith(tokens):
+                self._touch(other)
+                return True
+            if tokens.startswith(other.tokens):
+                self._forget(other)
+        return False
+
+    def _touch(self, node: _Node) -> None:
+        """Make an unused node the most recently used one."""
+        if node.users == 0:
+            self._unused.pop(node, None)
+            self._unused[node] = None
+
+    def _forget(self, node: _Node) -> None:
+        assert node.parent is not None
+        del self._unused[node]
+        del node.parent.children[node.tokens]
+        self._pool.release([node.block])
+
+
+def _common_tokens(left: bytes, right: bytes) -> int:
+    if left[:_TOKEN_BYTES] != right[:_TOKEN_BYTES]:
+        return 0
+    pairs = zip(memoryview(left).cast("i"), memoryview(right).cast("i"), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
