@@ -97,12 +97,11 @@ def test_a_cancelled_prompt_goes_on_where_it_was(engine: Engine, model: LoadedMo
     tokens = tokenizer.encode("sea and sky " * 60)[:150]
     request = GenerationRequest("a", tokens, GREEDY, 8)
     engine.add(request)
-    engine.step()
-    engine.step()
+    engine.step()  # just one: after it the engine sets its own pace
     engine.cancel("a")
     assert_idle(engine)
     computed = engine.status.rows
-    assert 50 < computed < 150
+    assert computed == 50
     (outcome,) = run(engine, request)
     assert summary_of(outcome).cached_tokens == computed
     assert outcome.choices == alone(model, tokenizer, request).choices
