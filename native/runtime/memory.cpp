@@ -23,8 +23,9 @@ Memory::Memory(std::size_t byte_count) : size_(byte_count) {
   const auto start = reinterpret_cast<std::uintptr_t>(mapping_);
   data_ = reinterpret_cast<std::uint8_t*>((start + kHugePage - 1) / kHugePage * kHugePage);
 #ifdef MADV_HUGEPAGE
-  // Advice only: where it is refused, ordinary pages serve.
-  (void)madvise(data_, (byte_count + kHugePage - 1) / kHugePage * kHugePage, MADV_HUGEPAGE);
+  // Advice only: where it is refused, ordinary pages serve. What is smaller than a huge page would pay for a whole one.
+  if (byte_count >= kHugePage)
+    (void)madvise(data_, (byte_count + kHugePage - 1) / kHugePage * kHugePage, MADV_HUGEPAGE);
 #endif
 }
 
