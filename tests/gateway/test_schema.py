@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ultrafast.errors import RequestError
@@ -305,7 +305,7 @@ FIELD_NAMES = [*NUMBERS, *INTEGERS, "messages", "stop", "logit_bias", "stream", 
 FIELD_NAMES += ["service_tier", "reasoning_effort", "metadata", "prediction", "response_format", "user", "tools", "x"]
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(FIELD_NAMES), anything, max_size=4))
 def test_wrong_types_everywhere_are_a_request_error_or_a_request(values: dict[str, Any]) -> None:
     try:

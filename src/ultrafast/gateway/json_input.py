@@ -21,6 +21,8 @@ MAXIMUM_BODY_BYTES = 4 << 20
 BODY_SECONDS = 30.0
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# Said wherever an answer comes before its body was read: the connection cannot serve another request.
+_CLOSES = (b"connection", b"close")
 _NOT_JSON = "the body is not valid JSON"
 
 
@@ -38,6 +40,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "the content type must be application/json",
             code="unsupported_media_type",
+            headers=[_CLOSES],
         )
     encodings = b",".join(value for name, value in scope["headers"] if name == b"content-encoding")
     if not {encoding.strip().lower() for encoding in encodings.split(b",")} <= {b"", b"identity"}:
@@ -45,7 +48,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             "the body must not have a content encoding: send it uncompressed",
             code="unsupported_media_type",
-            headers=[(b"accept-encoding", b"identity")],
+            headers=[(b"accept-encoding", b"identity"), _CLOSES],
         )
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > MAXIMUM_BODY_BYTES:
@@ -67,7 +70,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             HTTPStatus.REQUEST_TIMEOUT,
             "the body did not arrive in time",
             code="request_timeout",
-            headers=[(b"connection", b"close")],
+            headers=[_CLOSES],
         ) from None
 
 
@@ -76,7 +79,7 @@ def _too_large() -> HttpError:
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"the body is larger than {MAXIMUM_BODY_BYTES} bytes",
         code="request_too_large",
-        headers=[(b"connection", b"close")],
+        headers=[_CLOSES],
     )
 
 
