@@ -102,31 +102,18 @@ ULTRAFAST_INLINE void value_tile(const float* weights, const Value* value, std::
     for (int v = 0; v < kVectors; ++v) store(sums + q * sums_stride + v * kLanes, acc[q][v]);
 }
 
-// Calls body.template operator()<n>(first) for groups of n queries that cover [0, count).
+// Calls body.run<n>(first) for groups of n queries that cover [0, count): sixes, and what is left as 4, 3, 2 and 1.
 template <class Body>
 ULTRAFAST_INLINE void in_groups(int count, const Body& body) {
   int q = 0;
   for (; q + 6 <= count; q += 6) body.template run<6>(q);
-  switch (count - q) {
-    case 5:
-      body.template run<3>(q);
-      body.template run<2>(q + 3);
-      break;
-    case 4:
-      body.template run<4>(q);
-      break;
-    case 3:
-      body.template run<3>(q);
-      break;
-    case 2:
-      body.template run<2>(q);
-      break;
-    case 1:
-      body.template run<1>(q);
-      break;
-    default:
-      break;
+  if (count - q == 4) return body.template run<4>(q);
+  if (count - q >= 3) {
+    body.template run<3>(q);
+    q += 3;
   }
+  if (count - q == 2) return body.template run<2>(q);
+  if (count - q == 1) body.template run<1>(q);
 }
 
 // One chunk for queries [first, first + count) of the tile.

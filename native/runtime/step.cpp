@@ -202,6 +202,19 @@ const Activation* StepRun::prepare(const Model::Operation& operation, const std:
   return shared.data();
 }
 
+void StepRun::multiply(std::int32_t matrix, const std::uint8_t* unit, const Activation* activations, std::int32_t rows,
+                       float* out, std::int64_t stride, Epilogue epilogue) {
+  const MatrixSource& source = model_.matrix(matrix).source;
+  model_.kernels_.linear({.type = source.type,
+                          .unit = unit,
+                          .columns = source.columns,
+                          .activations = activations,
+                          .rows = rows,
+                          .output = out,
+                          .output_stride = stride,
+                          .epilogue = epilogue});
+}
+
 // (+)= scale × (x + bias) of one unit's columns.
 void StepRun::settle(const Model::Operation& operation, const float* products, std::int32_t rows, std::int64_t column,
                      float* out, std::int64_t stride) {
@@ -225,17 +238,10 @@ void StepRun::linear(const Model::Operation& operation, int member) {
   const bool plain = operation.bias.empty() && operation.scale == 1.0f;
   for (std::int32_t first = 0; first < count; first += kSweepRows) {
     for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
-      const MatrixSource& source = model_.matrix(piece.matrix).source;
       const std::int32_t rows = std::min(kSweepRows, count - first);
       float* to = out.row(first) + piece.column;
-      model_.kernels_.linear({.type = source.type,
-                              .unit = piece.data,
-                              .columns = source.columns,
-                              .activations = activations + first,
-                              .rows = rows,
-                              .output = plain ? to : scratch.gate,
-                              .output_stride = plain ? out.width : kUnitRows,
-                              .epilogue = plain && operation.accumulate ? Epilogue::kAdd : Epilogue::kStore});
+      multiply(piece.matrix, piece.data, activations + first, rows, plain ? to : scratch.gate,
+               plain ? out.width : kUnitRows, plain && operation.accumulate ? Epilogue::kAdd : Epilogue::kStore);
       if (!plain) settle(operation, scratch.gate, rows, piece.column, to, out.width);
     }
   }
@@ -245,20 +251,8 @@ void StepRun::linear(const Model::Operation& operation, int member) {
 // scratch.gate = activation(gate · x) × (up · x) of one unit.
 void StepRun::gate_unit(const Model::Operation& operation, const Model::Piece& piece, const Activation* activations,
                         std::int32_t rows, const Scratch& scratch) {
-  const MatrixSource& gate = model_.matrix(piece.matrix).source;
-  LinearArguments arguments{.type = gate.type,
-                            .unit = piece.data,
-                            .columns = gate.columns,
-                            .activations = activations,
-                            .rows = rows,
-                            .output = scratch.gate,
-                            .output_stride = kUnitRows,
-                            .epilogue = Epilogue::kStore};
-  model_.kernels_.linear(arguments);
-  arguments.type = model_.matrix(piece.partner).source.type;
-  arguments.unit = piece.second;
-  arguments.output = scratch.up;
-  model_.kernels_.linear(arguments);
+  multiply(piece.matrix, piece.data, activations, rows, scratch.gate, kUnitRows);
+  multiply(piece.partner, piece.second, activations, rows, scratch.up, kUnitRows);
   model_.kernels_.activate_multiply(operation.activation, scratch.gate, scratch.up, std::int64_t{rows} * kUnitRows);
 }
 

@@ -61,6 +61,9 @@ class StepRun {
                             int member);
   void prepare_row(const Model::Operation& operation, std::int32_t row, const Activation& out);
   void fail(std::int64_t row);
+  // out[row × stride + c] (+)= one unit's 32 columns, for `rows` activations.
+  void multiply(std::int32_t matrix, const std::uint8_t* unit, const Activation* activations, std::int32_t rows,
+                float* out, std::int64_t stride, Epilogue epilogue = Epilogue::kStore);
   void linear(const Model::Operation& operation, int member);
   void settle(const Model::Operation& operation, const float* products, std::int32_t rows, std::int64_t column,
               float* out, std::int64_t stride);

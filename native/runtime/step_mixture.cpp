@@ -15,16 +15,8 @@ void StepRun::mixture(const Model::Operation& operation, int member) {
   const std::int64_t experts = padded(operation.experts.count());
   const Activation* activations = prepare(operation, all_.data(), count, member);
   auto* logits = reinterpret_cast<float*>(model_.router_.data());
-  const MatrixSource& router = model_.matrix(operation.experts.router).source;
   for (const Model::Piece& piece : operation.router_pieces[static_cast<std::size_t>(member)]) {
-    model_.kernels_.linear({.type = router.type,
-                            .unit = piece.data,
-                            .columns = router.columns,
-                            .activations = activations,
-                            .rows = count,
-                            .output = logits + piece.column,
-                            .output_stride = experts,
-                            .epilogue = Epilogue::kStore});
+    multiply(piece.matrix, piece.data, activations, count, logits + piece.column, experts);
   }
   model_.team_.barrier();
   const auto [begin, end] = share(count, member, model_.team_.members());
@@ -113,13 +105,16 @@ void StepRun::join_experts(const Model::Operation& operation, int member) {
   const std::size_t count = rows_.size() * static_cast<std::size_t>(experts.used);
   const std::vector<Activation>& inputs = model_.shared_activations_.rows;
   const std::int64_t inner = model_.matrix(experts.downs[0]).source.columns;
+  const auto quantised = [this](std::int32_t down) { return is_quantised(model_.matrix(down).source.type); };
+  const bool needs_bytes = std::any_of(experts.downs.begin(), experts.downs.end(), quantised);
+  const bool needs_values = !std::all_of(experts.downs.begin(), experts.downs.end(), quantised);
   const auto [begin, end] = share(static_cast<std::int64_t>(count), member, model_.team_.members());
   for (std::int64_t slot = begin; slot < end; ++slot) {
     const float* values = reinterpret_cast<float*>(model_.expert_.data()) + slot * model_.widest_expert_;
     const Activation& out = inputs[static_cast<std::size_t>(slot)];
     if (!model_.kernels_.finite(values, inner)) fail(slot / experts.used);
-    std::memcpy(out.values, values, static_cast<std::size_t>(inner) * sizeof(float));
-    if (inner % kBlock == 0) model_.kernels_.quantise(values, inner, out);
+    if (needs_values) std::memcpy(out.values, values, static_cast<std::size_t>(inner) * sizeof(float));
+    if (needs_bytes) model_.kernels_.quantise(values, inner, out);
   }
   model_.team_.barrier();
   const SlotsByExpert by_expert(routes_, count, experts.count());
@@ -127,21 +122,13 @@ void StepRun::join_experts(const Model::Operation& operation, int member) {
   const Model::Buffer& destination = model_.buffer(operation.destination);
   Activation taken[kSweepRows];
   for (const Model::Piece& piece : operation.down_pieces[static_cast<std::size_t>(member)]) {
-    const MatrixSource& down = model_.matrix(piece.matrix).source;
     const auto expert = static_cast<std::size_t>(piece.expert);
     const std::int32_t last = by_expert.first[expert + 1];
     for (std::int32_t first = by_expert.first[expert]; first < last; first += kSweepRows) {
       const std::int32_t rows = std::min(kSweepRows, last - first);
       const std::int32_t* slots = by_expert.slots.data() + first;
       for (std::int32_t r = 0; r < rows; ++r) taken[r] = inputs[static_cast<std::size_t>(slots[r])];
-      model_.kernels_.linear({.type = down.type,
-                              .unit = piece.data,
-                              .columns = down.columns,
-                              .activations = taken,
-                              .rows = rows,
-                              .output = scratch.gate,
-                              .output_stride = kUnitRows,
-                              .epilogue = Epilogue::kStore});
+      multiply(piece.matrix, piece.data, taken, rows, scratch.gate, kUnitRows);
       for (std::int32_t r = 0; r < rows; ++r) {
         const float weight = route_weights_[static_cast<std::size_t>(slots[r])] * operation.scale;
         float* out = destination.row(slots[r] / experts.used) + piece.column;

@@ -10,19 +10,11 @@ void StepRun::output(const Model::Operation& operation, int member) {
   const auto total = static_cast<std::int32_t>(wanted_.size());
   const std::int64_t width = padded(model_.shape_.vocabulary_size);
   auto* logits = reinterpret_cast<float*>(model_.logits_.data());
-  const MatrixSource& source = model_.matrix(operation.matrices[0]).source;
   for (std::int32_t first = 0; first < total; first += kPickRows) {
     const std::int32_t count = std::min(kPickRows, total - first);
     const Activation* activations = prepare(operation, wanted_.data() + first, count, member);
     for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
-      model_.kernels_.linear({.type = source.type,
-                              .unit = piece.data,
-                              .columns = source.columns,
-                              .activations = activations,
-                              .rows = count,
-                              .output = logits + piece.column,
-                              .output_stride = width,
-                              .epilogue = Epilogue::kStore});
+      multiply(piece.matrix, piece.data, activations, count, logits + piece.column, width);
       finish_logits(operation, logits + piece.column, count);
     }
     model_.team_.barrier();

@@ -64,7 +64,8 @@ def _use_texts(file: GgufFile) -> str:
         ids = tokenizer.encode("the <|end|> é\n", special=True)
         tokenizer.decode(ids)
         template = ChatTemplate.from_gguf(file, tokenizer)
-        template.render_tokens([{"role": "user", "content": "the <|end|>"}])
+        if template is not None:
+            template.render_tokens([{"role": "user", "content": "the <|end|>"}])
     except UltrafastError:
         return "refused"
     return "sound"

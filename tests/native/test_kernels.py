@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from tests.quantised import FLOATS, KINDS, QUANTISED, random_weights
 from ultrafast import _native
 from ultrafast.reference.dequantise import blocks_of, dequantise
-from ultrafast.weights.gguf import GgufTensor
+from ultrafast.weights.source import Tensor
 
 SETS = _native.instruction_sets()
 F32 = NDArray[np.float32]
 
 
 def plain_values(weight_type: str, data: NDArray[np.uint8], shape: tuple[int, int]) -> F32:
-    return dequantise(GgufTensor("weights", weight_type, shape, data.size, data))
+    return dequantise(Tensor("weights", weight_type, shape, data.size, data))
 
 
 def plain_quantise(x: F32) -> tuple[NDArray[np.int8], F32, NDArray[np.int32]]:

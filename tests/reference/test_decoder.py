@@ -44,7 +44,8 @@ def test_logits_agree_with_transformers(model: ReferenceModel) -> None:
 def test_a_position_depends_on_the_past_alone(model: ReferenceModel) -> None:
     long = model.logits([5, 700, 12, 9000, 77])
     short = model.logits([5, 700, 12])
-    assert np.allclose(long[:3], short, atol=1e-3)
+    # BLAS sums other shapes in another order: that much of the largest logit, not more.
+    assert np.max(np.abs(long[:3] - short)) < 1e-5 * np.max(np.abs(short))
     assert not np.allclose(model.logits([700, 5, 12])[2], short[2], atol=1e-2)
 
 

@@ -8,16 +8,17 @@ import pytest
 
 from ultrafast.errors import UnsupportedModelError
 from ultrafast.reference.dequantise import dequantise
-from ultrafast.weights.gguf import TENSOR_TYPES, GgufTensor
+from ultrafast.weights.gguf import TENSOR_TYPES
+from ultrafast.weights.source import Tensor
 
 KINDS = {kind.name: kind for kind in TENSOR_TYPES.values()}
 
 
-def stored(name: str, data: np.ndarray, columns: int) -> GgufTensor:
+def stored(name: str, data: np.ndarray, columns: int) -> Tensor:
     raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
     kind = KINDS[name]
     elements = raw.size // kind.block_bytes * kind.block_elements
-    return GgufTensor("t", name, (elements // columns, columns), raw.size, raw)
+    return Tensor("t", name, (elements // columns, columns), raw.size, raw)
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
@@ -64,4 +65,4 @@ def test_the_result_is_a_copy() -> None:
 
 def test_another_type_is_refused() -> None:
     with pytest.raises(UnsupportedModelError):
-        dequantise(GgufTensor("t", "Q8_K", (1, 256), 292, np.zeros(292, np.uint8)))
+        dequantise(Tensor("t", "Q8_K", (1, 256), 292, np.zeros(292, np.uint8)))

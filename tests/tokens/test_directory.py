@@ -293,17 +293,23 @@ def test_chat_templates(files: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, byte_level("llama-bpe"), **files)
     tokenizer = Tokenizer.from_directory(tmp_path)
     template = ChatTemplate.from_directory(tmp_path, tokenizer)
+    assert template is not None
     assert template.render([{"role": "user", "content": "a"}]) == "<s>a"
     ids = template.render_tokens([{"role": "user", "content": "a<s>"}])
     assert ids == [tokenizer.beginning_of_sequence_id, *tokenizer.encode("a<s>")]  # once, though added by default
     (tmp_path / "chat_template.jinja").write_text("[{{ messages[0].content }}]")
-    assert ChatTemplate.from_directory(tmp_path, tokenizer).render([{"role": "user", "content": "a"}]) == "[a]"
+    template = ChatTemplate.from_directory(tmp_path, tokenizer)
+    assert template is not None
+    assert template.render([{"role": "user", "content": "a"}]) == "[a]"
+
+
+def test_a_directory_without_template_has_none(tmp_path: Path) -> None:
+    assert ChatTemplate.from_directory(tmp_path, Tokenizer.from_gguf(family_file("gpt-2"))) is None
 
 
 @pytest.mark.parametrize(
     ("kind", "files"),
     [
-        (UnsupportedModelError, {}),
         (ModelFileError, {"tokenizer_config": {"chat_template": [{"name": "rag", "template": "x"}, 1]}}),
         (ModelFileError, {"tokenizer_config": {"chat_template": 1}}),
         (ModelFileError, {"chat_template": {"chat_template": "{{"}}),

@@ -8,7 +8,7 @@ from typing import Final
 from ultrafast.errors import ConfigurationError
 from ultrafast.models.description import describe
 from ultrafast.tokens.chat_template import ChatTemplate
-from ultrafast.tokens.directory_files import read_bounded, read_chat_template
+from ultrafast.tokens.directory_files import read_bounded
 from ultrafast.tokens.tokenizer import Tokenizer
 from ultrafast.weights import ModelSource, open_model
 from ultrafast.weights.gguf import GgufFile
@@ -43,5 +43,5 @@ def read_template(source: ModelSource, tokenizer: Tokenizer, file: Path | None =
         except UnicodeDecodeError as error:
             raise ConfigurationError("--chat-template: the file is not UTF-8 text") from error
     if isinstance(source, GgufFile):
-        return ChatTemplate.from_gguf(source, tokenizer) if source.find("tokenizer.chat_template") else None
-    return ChatTemplate.from_directory(source.path, tokenizer) if read_chat_template(source.path) else None
+        return ChatTemplate.from_gguf(source, tokenizer)
+    return ChatTemplate.from_directory(source.path, tokenizer)

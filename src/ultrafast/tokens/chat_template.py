@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 
-from ultrafast.errors import ContextLengthError, ModelFileError, RequestError, UnsupportedModelError
+from ultrafast.errors import ContextLengthError, ModelFileError, RequestError
 from ultrafast.tokens.control_tokens import ControlTokens
 from ultrafast.tokens.directory_files import read_chat_template
 from ultrafast.tokens.sandbox import BoundedEnvironment, RefusedError, WorkLimitError
@@ -66,19 +66,17 @@ class ChatTemplate:
             pass
 
     @classmethod
-    def from_gguf(cls, gguf: GgufFile, tokenizer: Tokenizer) -> Self:
-        """The template of an open model file; ``UnsupportedModelError`` where it carries none."""
+    def from_gguf(cls, gguf: GgufFile, tokenizer: Tokenizer) -> Self | None:
+        """The template of an open model file; None where it carries none, as base models do."""
         if "tokenizer.chat_template" not in gguf.metadata:
-            raise UnsupportedModelError("the model file carries no chat template")
+            return None
         return cls(gguf.string("tokenizer.chat_template"), tokenizer)
 
     @classmethod
-    def from_directory(cls, directory: Path, tokenizer: Tokenizer) -> Self:
-        """The template of a Hugging Face directory; ``UnsupportedModelError`` where it has none."""
+    def from_directory(cls, directory: Path, tokenizer: Tokenizer) -> Self | None:
+        """The template of a Hugging Face directory; None where it has none."""
         source = read_chat_template(directory)
-        if source is None:
-            raise UnsupportedModelError("the model's directory holds no chat template")
-        return cls(source, tokenizer)
+        return None if source is None else cls(source, tokenizer)
 
     def render(self, messages: Sequence[Message], **variables: Any) -> str:
         """The prompt text, ending where the assistant's answer begins; ``variables`` are added or override.

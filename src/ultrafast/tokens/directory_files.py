@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import stat
 from pathlib import Path
 from typing import Any, Final
 
 from ultrafast.errors import ModelFileError
+from ultrafast.weights.json_text import parse_object
+from ultrafast.weights.source import Complaints
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20  # tokenizer.json; the largest vocabularies need about 34 MiB
 MAX_SETTINGS_BYTES: Final = 16 << 20  # of each other file; added tokens listed one by one need about a MiB
@@ -35,13 +36,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     data = read_bounded(path, MAX_SETTINGS_BYTES)
     if data is None:
         return {}
-    try:
-        settings = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path.name} is not valid JSON") from error
-    if not isinstance(settings, dict):
-        raise ModelFileError(f"{path.name} does not hold a JSON object")
-    return settings
+    return parse_object(data, Complaints(path))
 
 
 def read_chat_template(directory: Path) -> str | None:

@@ -105,9 +105,6 @@ _UINT64: Final = struct.Struct("<Q")
 _CUT: Final = ": was its download cut? Fetch it again"
 PART_NAME: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
-# The name by which models and reference know a tensor of either format.
-GgufTensor = Tensor
-
 
 class GgufFile(ModelSource):
     """An open, validated GGUF file; made by ``open_gguf``.
@@ -292,7 +289,7 @@ class _Parser(Complaints):
         self.position = position
         return texts
 
-    def read_tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
+    def read_tensors(self, count: int, alignment: int) -> dict[str, Tensor]:
         infos: dict[str, tuple[TensorType, tuple[int, ...], int, int]] = {}  # name: type, shape, offset, byte count
         for index in range(count):
             name = self.string(f"the name of tensor {index}", MAX_TENSOR_NAME_BYTES)
@@ -314,7 +311,7 @@ class _Parser(Complaints):
                 )
         contents = np.frombuffer(self.mapping, np.uint8)
         return {
-            name: GgufTensor(
+            name: Tensor(
                 name, kind.name, shape, byte_count, contents[data_start + offset : data_start + offset + byte_count]
             )
             for name, (kind, shape, offset, byte_count) in infos.items()
