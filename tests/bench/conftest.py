@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from ultrafast.bench import load, quantisations
 from ultrafast.bench.fidelity import bars
 from ultrafast.bench.machine import Cache, Machine
 from ultrafast.bench.provenance import ModelFile, Provenance
-from ultrafast.bench.results import FidelityResult, Skipped, SpeedResult, Text, Workload
+from ultrafast.bench.results import (
+    ClearMargins,
+    FidelityResult,
+    LoadResult,
+    QuantisationResult,
+    QuantisationSpeed,
+    Skipped,
+    SpeedResult,
+    Text,
+    Workload,
+)
+from ultrafast.bench.statistics import summarise
 
 from .samples import runtime_fidelity, runtime_speed
 
@@ -49,6 +61,34 @@ def speed_result(provenance: Provenance) -> SpeedResult:
 @pytest.fixture
 def fidelity_result(provenance: Provenance) -> FidelityResult:
     runtimes = [runtime_fidelity("ultrafast", 1.003, 0.0030), runtime_fidelity("llama-cpp", 1.004, 0.0031)]
-    return FidelityResult(
-        provenance, Text("english.txt", "0" * 64, 40, 512, 20_440), 20.0, runtimes, [], bars(runtimes)
+    clear = ClearMargins(
+        1.0,
+        9_000,
+        {"ultrafast": 0.1, "llama-cpp": 0.1},
+        {"ultrafast": 0, "llama-cpp": 1},
+        {"ultrafast": 0, "llama-cpp": 1},
+    )
+    text = Text("english.txt", "0" * 64, 40, 512, 20_440)
+    return FidelityResult(provenance, text, 20.0, runtimes, [], bars(runtimes, clear), clear)
+
+
+@pytest.fixture
+def quantisation_result(provenance: Provenance) -> QuantisationResult:
+    both = [runtime_speed("ultrafast", 1), runtime_speed("llama-cpp", 0.5)]
+    types = [
+        QuantisationSpeed("Q4_K_M", size_bytes=105_000_000, tensor_types={"Q5_0": 166, "Q4_K": 16}, runtimes=both),
+        QuantisationSpeed("IQ1_S", size_bytes=82_000_000, importances=True, runtimes=both),
+        QuantisationSpeed("NVFP4", refusal="invalid output file type 39"),
+        QuantisationSpeed("Q2_0", size_bytes=62_000_000, failure="ultrafast: a type that we do not run"),
+        QuantisationSpeed("TQ1_0", runtimes=both[:1], skipped=[Skipped("llama-cpp", "cannot load this file")]),
+    ]
+    return QuantisationResult(provenance, Workload(), 3, types, quantisations.bars(types))
+
+
+@pytest.fixture
+def load_result(provenance: Provenance) -> LoadResult:
+    size = provenance.model.size_bytes
+    seconds, memory, peak = summarise([2.0, 4.0, 3.0]), summarise([1.1 * size] * 3), summarise([2.0 * size] * 3)
+    return LoadResult(
+        provenance, "q8_0", 1_100_000_000, 2048, 2, seconds, memory, peak, load.bars(seconds, memory, size)
     )

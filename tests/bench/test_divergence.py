@@ -65,6 +65,18 @@ def test_perplexity_of_even_odds_is_the_vocabulary_and_sees_the_next_token() -> 
     assert len(divergence.all_kl()) == 40
 
 
+@given(logits)
+def test_a_lead_is_that_of_the_first_over_the_second(values: Float32) -> None:
+    other = values.copy()
+    other[:, 0] += 1
+    divergence = compared(values, other)
+    ordered = np.sort(values, axis=1)
+    np.testing.assert_array_equal(divergence.clear(0.5), ordered[:, -1] - ordered[:, -2] > 0.5)
+    np.testing.assert_array_equal(divergence.reference_tops(), values.argmax(axis=1))
+    np.testing.assert_array_equal(divergence.tops(), other.argmax(axis=1))
+    assert 0 <= divergence.margin_noise() <= 1 + 1e-5  # one of the two may have moved by 1
+
+
 def test_what_does_not_belong_together_is_refused() -> None:
     with pytest.raises(ValueError, match="belong together"):
         Divergence().add(np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float32), [0, 1])

@@ -7,14 +7,18 @@ from rich.console import Console
 
 from ultrafast.bench.catalogue import PEERS
 from ultrafast.bench.fidelity import bars
-from ultrafast.bench.plot import plot_speed
+from ultrafast.bench.plot import plot_quantisations, plot_speed
 from ultrafast.bench.results import (
+    Bar,
+    ClearMargins,
     FidelityResult,
+    LoadResult,
+    QuantisationResult,
     SpeedResult,
     read_result,
     write_result,
 )
-from ultrafast.bench.tables import fidelity_table, speed_table
+from ultrafast.bench.tables import fidelity_table, load_table, quantisation_table, speed_table
 from ultrafast.errors import ConfigurationError
 
 from .samples import runtime_fidelity
@@ -32,6 +36,15 @@ def test_results_survive_the_file(speed_result: SpeedResult, fidelity_result: Fi
     write_result(fidelity_result, tmp_path / "fidelity.json")
     assert read_result(tmp_path / "new folder" / "speed.json", SpeedResult) == speed_result
     assert read_result(tmp_path / "fidelity.json", FidelityResult) == fidelity_result
+
+
+def test_results_of_file_types_and_of_loading_survive_the_file(
+    quantisation_result: QuantisationResult, load_result: LoadResult, tmp_path: Path
+) -> None:
+    write_result(quantisation_result, tmp_path / "quantisations.json")
+    write_result(load_result, tmp_path / "load.json")
+    assert read_result(tmp_path / "quantisations.json", QuantisationResult) == quantisation_result
+    assert read_result(tmp_path / "load.json", LoadResult) == load_result
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"kind": "fidelity"}', b"\xff"])
@@ -65,17 +78,55 @@ def test_the_fidelity_table_shows_each_runtime(fidelity_result: FidelityResult) 
     assert "+0.30%" in text
     assert "0.00310 ± 0.00001" in text
     assert "96.70%" in text
+    assert "9,000 positions where the reference's top token leads by more than 1 logits" in " ".join(text.split())
 
 
 def test_bars_are_kept_or_missed() -> None:
     def met(ratio: float, kl: float) -> list[bool]:
         runtimes = [runtime_fidelity("ultrafast", ratio, kl), runtime_fidelity("llama-cpp", 1.0, 0.0030)]
-        return [bar.met for bar in bars(runtimes)]
+        return [bar.met for bar in bars(runtimes, clear(0, 0))]
 
-    assert met(1.0059, 0.00314) == [True, True]
-    assert met(0.9939, 0.0030) == [False, True]
-    assert met(1.0061, 0.0032) == [False, False]
-    assert len(bars([runtime_fidelity("ultrafast", 1.0, 0.003)])) == 1
+    def clear(ours: int, theirs: int) -> ClearMargins:
+        unlike = {"ultrafast": 0, "llama-cpp": theirs}
+        return ClearMargins(1.0, 100, {}, unlike_reference={"ultrafast": ours, "llama-cpp": 0}, unlike_ours=unlike)
+
+    assert met(1.0059, 0.00314) == [True] * 4
+    assert met(0.9939, 0.0030) == [False, True, True, True]
+    assert met(1.0061, 0.0032) == [False, True, False, True]
+    both = [runtime_fidelity("ultrafast", 1.0, 0.003), runtime_fidelity("llama-cpp", 1.0, 0.003)]
+    assert [bar.met for bar in bars(both, clear(1, 0))] == [True, False, True, True]
+    assert [bar.met for bar in bars(both, clear(0, 1))] == [True, True, True, False]
+    assert len(bars(both[:1], clear(0, 0))) == 2
+
+
+def test_a_bar_may_be_a_lowest_value() -> None:
+    assert Bar("ratio", 1.0, 1.0, at_least=True).met
+    assert not Bar("ratio", 1.0, 0.99, at_least=True).met
+    assert Bar("seconds", 5.0, 5.0).met
+    assert not Bar("seconds", 5.0, 5.1).met
+
+
+def test_every_file_type_is_listed_with_its_ratio_or_its_reason(quantisation_result: QuantisationResult) -> None:
+    lines = rendered(quantisation_table(quantisation_result)).splitlines()
+
+    def line(name: str) -> str:
+        return next(line for line in lines if name in line)
+
+    assert "2.00 × (2.00–2.00)" in line("Q4_K_M")
+    assert "166×Q5_0 16×Q4_K" in line("Q4_K_M")
+    assert "importances all equal" in line("IQ1_S")
+    assert "llama.cpp: invalid output file type 39" in line("NVFP4")
+    assert "a type that we do not run" in line("Q2_0")
+    assert "llama-cpp: cannot load this file" in line("TQ1_0")
+    assert [(bar.measured, bar.met) for bar in quantisation_result.bars] == [(1, False), (2.0, True)]
+
+
+def test_the_load_table_compares_with_the_file(load_result: LoadResult) -> None:
+    text = rendered(load_table(load_result))
+    assert "3.00 (2.00–4.00)" in text
+    assert "1.100" in text
+    assert "2.000" in text
+    assert [bar.met for bar in load_result.bars] == [True, True]
 
 
 def test_the_plot_is_drawn_and_names_everyone(speed_result: SpeedResult, tmp_path: Path) -> None:
@@ -90,6 +141,13 @@ def test_the_plot_is_drawn_and_names_everyone(speed_result: SpeedResult, tmp_pat
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="cannot write the plot"):
         plot_speed(speed_result, tmp_path / "file" / "speed.svg")
+
+
+def test_the_plot_of_file_types_shows_those_that_ran(quantisation_result: QuantisationResult, tmp_path: Path) -> None:
+    plot_quantisations(quantisation_result, tmp_path / "quantisations.svg")
+    drawing = (tmp_path / "quantisations.svg").read_text()
+    assert all(text in drawing for text in ("Q4_K_M", "IQ1_S", "TQ1_0", "2.00 ×", "A CPU"))
+    assert "NVFP4" not in drawing
 
 
 def test_every_peer_is_pinned() -> None:

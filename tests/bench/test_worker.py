@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ultrafast.bench import worker as worker_module
-from ultrafast.bench.text import english_tokens
+from ultrafast.bench.text import text_tokens
 from ultrafast.bench.worker import Worker
 from ultrafast.errors import EngineError
 
@@ -49,7 +49,7 @@ def test_a_worker_that_hangs_is_ended(model_path: Path, monkeypatch: pytest.Monk
 
 
 def test_our_engine_answers_times_scores_and_rests(model_path: Path, tmp_path: Path) -> None:
-    text = english_tokens(model_path)
+    text = text_tokens(model_path)
     with Worker.of_engine() as worker:
         report = worker.load(model_path, threads=2, context=256)
         assert report.threads == 2

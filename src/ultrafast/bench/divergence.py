@@ -17,7 +17,10 @@ class Divergence:
     """Per-position results, gathered sequence by sequence. Entropies are in nats."""
 
     kl: list[Float64] = field(default_factory=list)
-    agreement: list[NDArray[np.bool_]] = field(default_factory=list)
+    top: list[NDArray[np.int64]] = field(default_factory=list)
+    reference_top: list[NDArray[np.int64]] = field(default_factory=list)
+    reference_margin: list[Float32] = field(default_factory=list)
+    margin_error: list[Float32] = field(default_factory=list)
     negative_log_likelihood: list[Float64] = field(default_factory=list)
     reference_negative_log_likelihood: list[Float64] = field(default_factory=list)
 
@@ -32,7 +35,7 @@ class Divergence:
             rows = slice(first, first + _ROWS)
             log_p, log_q = log_softmax(reference[rows]), log_softmax(other[rows])
             self.kl.append(kl_divergence(log_p, log_q))
-            self.agreement.append(reference[rows].argmax(axis=1) == other[rows].argmax(axis=1))
+            self._compare_tops(reference[rows], other[rows])
             targets = np.asarray(tokens[first + 1 : first + 1 + _ROWS], dtype=np.int64)
             index = np.arange(len(targets))
             self.negative_log_likelihood.append(-log_q[index, targets])
@@ -52,7 +55,35 @@ class Divergence:
 
     def top1_agreement(self) -> float:
         """Share of positions where both find the same token most likely (the lowest id among equals)."""
-        return float(np.concatenate(self.agreement).mean())
+        return float((self.tops() == self.reference_tops()).mean())
+
+    def tops(self) -> NDArray[np.int64]:
+        """The most likely token of the other distribution at every position."""
+        return np.concatenate(self.top)
+
+    def reference_tops(self) -> NDArray[np.int64]:
+        """The most likely token of the reference's distribution at every position."""
+        return np.concatenate(self.reference_top)
+
+    def clear(self, margin: float) -> NDArray[np.bool_]:
+        """Where the reference's most likely token leads the second by more than ``margin``, in logits."""
+        return np.concatenate(self.reference_margin) > margin
+
+    def margin_noise(self) -> float:
+        """The root mean square of what the other adds to the reference's lead, in logits, over all positions."""
+        return float(np.sqrt(np.square(np.concatenate(self.margin_error), dtype=np.float64).mean()))
+
+    def _compare_tops(self, reference: Float32, other: Float32) -> None:
+        rows = np.arange(len(reference))
+        first = reference.argmax(axis=1)
+        rest = reference.copy()
+        rest[rows, first] = -np.inf
+        second = rest.argmax(axis=1)
+        margin = reference[rows, first] - reference[rows, second]
+        self.top.append(other.argmax(axis=1))
+        self.reference_top.append(first)
+        self.reference_margin.append(margin)
+        self.margin_error.append(other[rows, first] - other[rows, second] - margin)
 
 
 def log_softmax(logits: Float32 | Float64) -> Float64:

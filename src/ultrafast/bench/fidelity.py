@@ -15,8 +15,8 @@ from ultrafast.bench.catalogue import DEFAULT_PEERS
 from ultrafast.bench.contest import OURS, assembled, check_peers
 from ultrafast.bench.divergence import Divergence
 from ultrafast.bench.lock import exclusive
-from ultrafast.bench.results import Bar, FidelityResult, RuntimeFidelity, Text
-from ultrafast.bench.text import FILE_NAME, english_tokens
+from ultrafast.bench.results import Bar, ClearMargins, FidelityResult, RuntimeFidelity, Text
+from ultrafast.bench.text import DEFAULT_TEXT, text_tokens
 from ultrafast.errors import ConfigurationError, EngineError
 from ultrafast.models import resources
 from ultrafast.reference.decoder import ReferenceModel
@@ -32,13 +32,15 @@ SEQUENCE_TOKENS = 512
 DEFAULT_TOKENS = 20_480
 PERPLEXITY_TOLERANCE = 0.006
 KL_RATIO_LIMIT = 1.05
+CLEAR_MARGIN = 1.0  # logits: the reference's token is then at least 2.7 times as likely as any other
 _LLAMA_CPP = "llama-cpp"
 
 
 @dataclass(frozen=True)
 class FidelityOptions:
-    """``tokens`` of the shipped text are scored, in sequences of 512; the other fields as for speed."""
+    """``tokens`` of a shipped ``text`` are scored, in sequences of 512; the other fields as for speed."""
 
+    text: str = DEFAULT_TEXT
     model: str | None = None
     peers: tuple[str, ...] = DEFAULT_PEERS
     threads: int | None = None
@@ -63,7 +65,7 @@ def run_fidelity(
     threads = options.threads or resources.default_threads()
     root = cache_directory() / "bench"
     with exclusive(root):
-        text = english_tokens(location.path)
+        text = text_tokens(location.path, options.text)
         sequences = text.sequences(SEQUENCE_TOKENS)[: max(1, math.ceil(options.tokens / SEQUENCE_TOKENS))]
         progress("describing the machine, measuring its read bandwidth")
         circumstances = provenance.gather(options.command, location.name, location.path, threads)
@@ -72,15 +74,17 @@ def run_fidelity(
         ) as contest:
             divergences = score(contest, location.path, sequences, progress)
             runtimes = [_runtime(contestant, divergences[contestant.name]) for contestant in contest.contestants]
+            clear = clear_margins({runtime.name: divergences[runtime.name] for runtime in runtimes})
             skipped = contest.skipped
     predicted = len(sequences) * (SEQUENCE_TOKENS - 1)
     return FidelityResult(
         provenance=circumstances,
-        text=Text(FILE_NAME, text.sha256, len(sequences), SEQUENCE_TOKENS, predicted),
+        text=Text(text.file_name, text.sha256, len(sequences), SEQUENCE_TOKENS, predicted),
         reference_perplexity=divergences[OURS].reference_perplexity(),
         runtimes=runtimes,
         skipped=skipped,
-        bars=bars(runtimes),
+        bars=bars(runtimes, clear),
+        clear=clear,
     )
 
 
@@ -109,15 +113,38 @@ def score(contest: Contest, model_path: Path, sequences: list[list[int]], progre
     return divergences
 
 
-def bars(runtimes: list[RuntimeFidelity]) -> list[Bar]:
-    """Our promises: perplexity close to the reference's, and a divergence not above llama.cpp's, if it took part."""
+def clear_margins(divergences: dict[str, Divergence]) -> ClearMargins:
+    """How often each runtime's most likely token is another one, ours first, where the reference's lead is clear."""
+    ours = next(iter(divergences.values()))
+    clear = ours.clear(CLEAR_MARGIN)
+    reference_tops, our_tops = ours.reference_tops()[clear], ours.tops()[clear]
+    tops = {name: divergence.tops()[clear] for name, divergence in divergences.items()}
+    return ClearMargins(
+        threshold=CLEAR_MARGIN,
+        positions=int(clear.sum()),
+        margin_noise={name: divergence.margin_noise() for name, divergence in divergences.items()},
+        unlike_reference={name: int((top != reference_tops).sum()) for name, top in tops.items()},
+        unlike_ours={name: int((top != our_tops).sum()) for name, top in tops.items()},
+    )
+
+
+def bars(runtimes: list[RuntimeFidelity], clear: ClearMargins) -> list[Bar]:
+    """Our promises: perplexity close to the reference's, its token where its lead is clear, and, if llama.cpp took
+    part, the same token as it there and a divergence not above its own.
+    """
     ours = runtimes[0]
-    perplexity = Bar("perplexity against the reference's", PERPLEXITY_TOLERANCE, abs(ours.perplexity_ratio - 1))
-    return [perplexity] + [
-        Bar("mean KL divergence ÷ llama.cpp's", KL_RATIO_LIMIT, ours.mean_kl / runtime.mean_kl)
-        for runtime in runtimes
-        if runtime.name == _LLAMA_CPP
+    result = [
+        Bar("perplexity against the reference's", PERPLEXITY_TOLERANCE, abs(ours.perplexity_ratio - 1)),
+        Bar("clear positions with another top token than the reference's", 0, clear.unlike_reference[ours.name]),
     ]
+    for runtime in runtimes:
+        if runtime.name == _LLAMA_CPP:
+            different = clear.unlike_ours[runtime.name]
+            result += [
+                Bar("mean KL divergence ÷ llama.cpp's", KL_RATIO_LIMIT, ours.mean_kl / runtime.mean_kl),
+                Bar("clear positions with another top token than llama.cpp's", 0, different),
+            ]
+    return result
 
 
 def _read_logits(path: Path, name: str, expected: Float32) -> Float32:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 
+from ultrafast.errors import ConfigurationError
 from ultrafast.models import resources
 
 _CPU_FLAGS_WORTH_NAMING = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "amx_int8", "asimddp", "i8mm")
@@ -54,6 +56,16 @@ def describe_machine() -> Machine:
         kernel=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
     )
+
+
+def check_disk(folder: Path, needed_bytes: int) -> None:
+    """Raise ``ConfigurationError`` where the file system of ``folder`` has less than that free."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise ConfigurationError(
+            f"the folder for temporary files has {free_bytes / 1e9:.1f} GB free, "
+            f"{needed_bytes / 1e9:.1f} GB are needed: make room, or choose another folder with TMPDIR"
+        )
 
 
 def usable_cpus() -> float:

@@ -1,19 +1,23 @@
-"""A result as one picture: a panel per metric, a bar per runtime, its rounds as dots."""
+"""A result as one picture: bars for medians, their rounds as dots."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ultrafast.bench.results import METRICS
+from ultrafast.bench.results import DECODE, METRICS
 from ultrafast.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-    from ultrafast.bench.results import Metric, SpeedResult
+    from ultrafast.bench.provenance import Provenance
+    from ultrafast.bench.results import Metric, QuantisationResult, QuantisationSpeed, RuntimeSpeed, SpeedResult
 
 _OURS, _PEER, _DOT, _QUIET = "#0b6e4f", "#b8c4cc", "#22303c", "#5a6872"
 
@@ -32,18 +36,45 @@ def plot_speed(result: SpeedResult, path: Path) -> None:
     Raises:
         ConfigurationError: matplotlib is not installed, or the file cannot be written.
     """
+    with _figure(path, 1.7 + 0.42 * len(result.runtimes)) as figure:
+        panels = figure.subplots(1, len(METRICS), sharey=True)
+        for axes, metric in zip(panels, METRICS, strict=True):
+            _draw_panel(axes, result, metric)
+        footnote = f"Bars: medians of {result.rounds} alternating rounds, dots: the rounds."
+        _label(figure, result.provenance, result.runtimes, footnote)
+
+
+def plot_quantisations(result: QuantisationResult, path: Path) -> None:
+    """Draw decode speed by file type, ours above llama.cpp's; otherwise as ``plot_speed``."""
+    shown = [one for one in result.quantisations if one.runtimes]
+    with _figure(path, 1.9 + 0.36 * len(shown)) as figure:
+        axes = figure.subplots()
+        _draw_types(axes, shown)
+        work = result.workload
+        axes.set_title(
+            f"Decode, tokens/s ({work.decode_tokens} after {work.decode_prompt_tokens} tokens), by file type; "
+            "higher is better",
+            loc="left",
+            fontsize=10,
+        )
+        footnote = (
+            f"Green: ours, grey: llama.cpp; medians of {result.rounds} alternating rounds, dots: the rounds; "
+            "×: ours ÷ llama.cpp's."
+        )
+        _label(figure, result.provenance, [runtime for one in shown for runtime in one.runtimes], footnote)
+
+
+@contextmanager
+def _figure(path: Path, height: float) -> Iterator[Figure]:
+    """A figure to draw on, written to ``path`` afterwards."""
     check_plot(path)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     # Text stays text and ids stay put, so that a redrawn SVG differs only where its figures do.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ultrafast", "font.size": 10}):
-        figure = Figure(figsize=(11, 1.7 + 0.42 * len(result.runtimes)), layout="constrained")
-        panels = figure.subplots(1, len(METRICS), sharey=True)
-        for axes, metric in zip(panels, METRICS, strict=True):
-            _draw_panel(axes, result, metric)
-        figure.suptitle(_title(result), x=0.01, ha="left", fontsize=11, fontweight="bold")
-        figure.supxlabel(_footnote(result), x=0.01, ha="left", fontsize=8, color=_QUIET, linespacing=1.4)
+        figure = Figure(figsize=(11, height), layout="constrained")
+        yield figure
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -84,17 +115,32 @@ def _panel_title(result: SpeedResult, metric: Metric) -> str:
     return f"{metric.title}, {unit} ({tokens[metric.key]})\n{better}"
 
 
-def _title(result: SpeedResult) -> str:
-    provenance = result.provenance
-    machine = provenance.machine
-    return f"{provenance.model.name}, {result.runtimes[0].threads} threads of {machine.cpu_model}"
+def _draw_types(axes: Axes, quantisations: list[QuantisationSpeed]) -> None:
+    """Two bars a row; beside them the ratio of the two."""
+    highest = max((run.measurements[DECODE.key].maximum for one in quantisations for run in one.runtimes), default=1.0)
+    for row, one in enumerate(quantisations):
+        for side, (runtime, colour) in enumerate(zip(one.runtimes, (_OURS, _PEER), strict=False)):
+            summary = runtime.measurements[DECODE.key]
+            place = row - 0.19 + 0.38 * side
+            axes.barh(place, summary.median, color=colour, height=0.36)
+            axes.plot(summary.samples, [place] * len(summary.samples), ".", color=_DOT, markersize=3, alpha=0.5)
+        if one.decode_ratio is not None:
+            longest = max(runtime.measurements[DECODE.key].maximum for runtime in one.runtimes)
+            axes.text(longest + 0.015 * highest, row, f"{one.decode_ratio:.2f} ×", va="center", fontsize=9)
+    axes.set_yticks(range(len(quantisations)), [one.name for one in quantisations])
+    axes.set_xlim(0, 1.1 * highest)
+    axes.set_ylim(len(quantisations) - 0.4, -0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
 
 
-def _footnote(result: SpeedResult) -> str:
-    provenance = result.provenance
-    components = dict(item for runtime in result.runtimes for item in runtime.versions.items())
+def _label(figure: Figure, provenance: Provenance, runtimes: Sequence[RuntimeSpeed], footnote: str) -> None:
+    """What was measured above the panels; how, and with what, below."""
+    threads = f", {runtimes[0].threads} threads" if runtimes else ""
+    title = f"{provenance.model.name}{threads} of {provenance.machine.cpu_model}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    components = dict(item for runtime in runtimes for item in runtime.versions.items())
     versions = ", ".join(f"{component} {version}" for component, version in components.items())
-    return (
-        f"Bars: medians of {result.rounds} alternating rounds, dots: the rounds. "
-        f"{provenance.read_bandwidth_bytes_per_second / 1e9:.1f} GB/s read. {provenance.started_at[:10]}.\n{versions}"
-    )
+    bandwidth = provenance.read_bandwidth_bytes_per_second / 1e9
+    text = f"{footnote} {bandwidth:.1f} GB/s read. {provenance.started_at[:10]}.\n{versions}"
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=8, color=_QUIET, linespacing=1.4)

@@ -105,17 +105,34 @@ class RuntimeFidelity(msgspec.Struct, frozen=True):
     top1_agreement: float
 
 
+class ClearMargins(msgspec.Struct, frozen=True):
+    """Whether greedy answers are the same where they ought to be.
+
+    A position is clear where the reference's most likely token leads the second by more than ``threshold`` logits.
+    Counted are, by runtime, the clear positions where its most likely token is not the reference's, or not ours.
+    ``margin_noise`` is the root mean square of what the runtime adds to that lead, over all positions: what the
+    threshold is to be judged by.
+    """
+
+    threshold: float
+    positions: int
+    margin_noise: dict[str, float]
+    unlike_reference: dict[str, int]
+    unlike_ours: dict[str, int]
+
+
 class Bar(msgspec.Struct, frozen=True):
-    """A promise about fidelity and what was measured."""
+    """A promise and what was measured; the limit is the highest value allowed, or with ``at_least`` the lowest."""
 
     name: str
     limit: float
     measured: float
+    at_least: bool = False
 
     @property
     def met(self) -> bool:
         """Whether the measured value is within the limit."""
-        return self.measured <= self.limit
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
 
 class FidelityResult(msgspec.Struct, frozen=True, tag="fidelity", tag_field="kind"):
@@ -127,13 +144,65 @@ class FidelityResult(msgspec.Struct, frozen=True, tag="fidelity", tag_field="kin
     runtimes: list[RuntimeFidelity]
     skipped: list[Skipped]
     bars: list[Bar]
+    clear: ClearMargins | None = None  # not in results from before it was measured
     schema_version: int = SCHEMA_VERSION
 
 
-Result = TypeVar("Result", SpeedResult, FidelityResult)
+class QuantisationSpeed(msgspec.Struct, frozen=True):
+    """One file type of llama.cpp's quantiser: the file that it wrote, and decode speed on it, ours first.
+
+    ``refusal`` is the quantiser's reason where it wrote none. ``failure`` is our engine's where it does not run the
+    file: ``runtimes`` is empty then. ``skipped`` names llama.cpp where it does not run its own file. ``importances``
+    says that the type is not written without an importance matrix, so it was given one of all ones. ``tensor_types``
+    counts matrices: one whose rows are no multiple of a type's block is stored as another.
+    """
+
+    name: str
+    refusal: str | None = None
+    size_bytes: int = 0
+    importances: bool = False
+    tensor_types: dict[str, int] = {}
+    runtimes: list[RuntimeSpeed] = []
+    skipped: list[Skipped] = []
+    failure: str | None = None
+
+    @property
+    def decode_ratio(self) -> float | None:
+        """Ours ÷ llama.cpp's, the median of the rounds, where both ran."""
+        return next((runtime.speedup[DECODE.key].median for runtime in self.runtimes[1:]), None)
 
 
-def write_result(result: SpeedResult | FidelityResult, path: Path) -> None:
+class QuantisationResult(msgspec.Struct, frozen=True, tag="quantisations", tag_field="kind"):
+    """Every file type that llama.cpp's quantiser knows, requantised from one model file."""
+
+    provenance: Provenance
+    workload: Workload
+    rounds: int
+    quantisations: list[QuantisationSpeed]
+    bars: list[Bar]
+    schema_version: int = SCHEMA_VERSION
+
+
+class LoadResult(msgspec.Struct, frozen=True, tag="load", tag_field="kind"):
+    """Loading a model of random weights in fresh processes; memory is resident memory, the mapped file included."""
+
+    provenance: Provenance
+    weight_type: str
+    parameters: int
+    context: int
+    threads: int
+    load_seconds: Summary
+    memory_bytes: Summary
+    peak_memory_bytes: Summary
+    bars: list[Bar]
+    schema_version: int = SCHEMA_VERSION
+
+
+AnyResult = SpeedResult | FidelityResult | QuantisationResult | LoadResult
+Result = TypeVar("Result", SpeedResult, FidelityResult, QuantisationResult, LoadResult)
+
+
+def write_result(result: AnyResult, path: Path) -> None:
     """Write a result as indented JSON."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from ultrafast.bench.contest import assembled, check_peers
 from ultrafast.bench.lock import exclusive
 from ultrafast.bench.results import DECODE, METRICS, PREFILL, TTFT, RuntimeSpeed, SpeedResult, Workload
 from ultrafast.bench.statistics import paired_speedup, rotation, summarise
-from ultrafast.bench.text import EnglishTokens, english_tokens
+from ultrafast.bench.text import TextTokens, text_tokens
 from ultrafast.errors import EngineError
 from ultrafast.models import resources
 from ultrafast.weights.store import cache_directory, resolve_model
@@ -54,7 +54,7 @@ def run_speed(options: SpeedOptions, *, progress: Progress, pull_progress: PullP
     root = cache_directory() / "bench"
     workload = Workload()
     with exclusive(root):
-        text = english_tokens(location.path)
+        text = text_tokens(location.path)
         progress("describing the machine, measuring its read bandwidth")
         circumstances = provenance.gather(options.command, location.name, location.path, threads)
         with assembled(
@@ -69,19 +69,27 @@ class Race:
     """The rounds of one benchmark and what they yield."""
 
     def __init__(
-        self, contest: Contest, text: EnglishTokens, workload: Workload, rounds: int, progress: Progress
+        self,
+        contest: Contest,
+        text: TextTokens,
+        workload: Workload,
+        rounds: int,
+        progress: Progress,
+        *,
+        metrics: Sequence[Metric] = METRICS,
     ) -> None:
         self._contest = contest
         self._text = text
         self._workload = workload
         self._rounds = rounds
         self._progress = progress
+        self._metrics = metrics
         self._samples: dict[str, dict[Metric, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._first_answers: dict[str, list[int]] = {}
 
     def run(self) -> None:
         """One round that does not count, then the rounds that do; in each, a different runtime goes first."""
-        for metric in METRICS:
+        for metric in self._metrics:
             for index in range(self._rounds + 1):
                 self._progress(f"{metric.title}: " + (f"round {index} of {self._rounds}" if index else "warm-up"))
                 entrants = list(self._contest.contestants)

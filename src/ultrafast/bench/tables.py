@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ultrafast.bench.results import METRICS
+from ultrafast.bench.results import DECODE, METRICS
 
 if TYPE_CHECKING:
     from ultrafast.bench.provenance import Provenance
-    from ultrafast.bench.results import FidelityResult, Metric, SpeedResult
+    from ultrafast.bench.results import FidelityResult, LoadResult, Metric, QuantisationResult, SpeedResult
     from ultrafast.bench.statistics import Summary
 
 
@@ -39,9 +39,11 @@ def speed_table(result: SpeedResult) -> Table:
 def fidelity_table(result: FidelityResult) -> Table:
     """Perplexity and divergence from the reference."""
     table = Table(title=_title("Fidelity", result.provenance), title_justify="left", caption_justify="left")
-    for column in ("runtime", "perplexity", "against reference", "mean KL", "99 % KL", "highest KL", "same top token"):
+    columns = ("runtime", "perplexity", "against reference", "mean KL", "99 % KL", "highest KL", "same top token")
+    clear = result.clear
+    for column in (*columns, "other, clear", "not ours, clear") if clear else columns:
         table.add_column(column, justify="left" if column == "runtime" else "right")
-    table.add_row("reference, float32", f"{result.reference_perplexity:.4f}", "", "", "", "", "")
+    table.add_row("reference, float32", f"{result.reference_perplexity:.4f}")
     for runtime in result.runtimes:
         table.add_row(
             runtime.name,
@@ -51,11 +53,67 @@ def fidelity_table(result: FidelityResult) -> Table:
             f"{runtime.percentile_99_kl:.4f}",
             f"{runtime.maximum_kl:.3f}",
             f"{runtime.top1_agreement:.2%}",
+            *((f"{clear.unlike_reference[runtime.name]}", f"{clear.unlike_ours[runtime.name]}") if clear else ()),
         )
     text = result.text
     table.caption = (
         f"{text.predicted_tokens:,} predicted tokens of {text.name} in sequences of {text.sequence_tokens}. "
         "KL(reference ‖ runtime) in nats over the whole vocabulary."
+    )
+    if clear:
+        table.caption += (
+            f" Clear: {clear.positions:,} positions where the reference's top token leads by more than "
+            f"{clear.threshold:g} logits; counted is where a runtime's is another, and where it is not ours."
+        )
+    return table
+
+
+def quantisation_table(result: QuantisationResult) -> Table:
+    """Decode speed on every file that llama.cpp's quantiser wrote, and what it or our engine refused."""
+    table = Table(title=_title("Quantisations", result.provenance), title_justify="left", caption_justify="left")
+    for column in ("file type", "MB", "ultrafast, tokens/s", "llama.cpp, tokens/s", "ours ÷ it", "matrices", "remark"):
+        table.add_column(column, justify="right" if column[-1:] == "s" and "/" in column else "left")
+    for one in result.quantisations:
+        figures = [_figure(runtime.measurements[DECODE.key], DECODE) for runtime in one.runtimes]
+        ratio = _ratio(one.runtimes[1].speedup[DECODE.key]) if one.decode_ratio is not None else ""
+        remark = (
+            (one.refusal and f"llama.cpp: {one.refusal}")
+            or one.failure
+            or "; ".join(f"{peer.name}: {peer.reason}" for peer in one.skipped)
+            or ("importances all equal" if one.importances else "")
+        )
+        kinds = " ".join(f"{count}×{kind}" for kind, count in one.tensor_types.items())
+        size = f"{one.size_bytes / 1e6:.0f}" if one.size_bytes else ""
+        table.add_row(one.name, size, *(*figures, "", "")[:2], ratio, kinds, remark)
+    work = result.workload
+    table.caption = (
+        f"Every file type that llama.cpp's quantiser knows, requantised from {result.provenance.model.name}. "
+        f"Median (lowest–highest) of {result.rounds} alternating rounds of {work.decode_tokens} tokens after "
+        f"{work.decode_prompt_tokens}. A matrix whose rows are no multiple of a type's block is stored as another type."
+    )
+    return table
+
+
+def load_table(result: LoadResult) -> Table:
+    """Seconds to load and memory of the process, against the size of the file."""
+    table = Table(title=_title("Load", result.provenance), title_justify="left", caption_justify="left")
+    for column in ("weights", "file, MB", "load, s", "memory after, MB", "÷ file", "highest memory, MB", "÷ file"):
+        table.add_column(column, justify="left" if column == "weights" else "right")
+    size = result.provenance.model.size_bytes
+    after, peak = result.memory_bytes, result.peak_memory_bytes
+    table.add_row(
+        result.weight_type,
+        f"{size / 1e6:.0f}",
+        f"{result.load_seconds.median:.2f} ({result.load_seconds.minimum:.2f}–{result.load_seconds.maximum:.2f})",
+        f"{after.median / 1e6:.0f}",
+        f"{after.median / size:.3f}",
+        f"{peak.median / 1e6:.0f}",
+        f"{peak.median / size:.3f}",
+    )
+    table.caption = (
+        f"{result.parameters / 1e9:.2f} billion random weights, context of {result.context} tokens. Median "
+        f"(lowest–highest) of {len(result.load_seconds.samples)} fresh processes, the file read before. "
+        "Memory: resident, the mapped file included."
     )
     return table
 

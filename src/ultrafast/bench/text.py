@@ -1,4 +1,4 @@
-"""The English text that benchmarks read, shipped with the package, as tokens of the model under test."""
+"""The texts that benchmarks read, shipped with the package, as tokens of the model under test."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from ultrafast.models.text import open_tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
-FILE_NAME = "english.txt"
+TEXTS = ("english", "chinese")
+DEFAULT_TEXT = TEXTS[0]
 
 
 @dataclass(frozen=True)
-class EnglishTokens:
-    """The whole text in tokens of one model, and the token that has to open a sequence, where the model wants one."""
+class TextTokens:
+    """A whole text in tokens of one model, and the token that has to open a sequence, where the model wants one."""
 
+    file_name: str
     tokens: list[int]
     beginning_id: int | None
     sha256: str
@@ -40,12 +42,18 @@ class EnglishTokens:
         return tokens if self.beginning_id is None else [self.beginning_id, *tokens]
 
 
-def english_tokens(model_path: Path) -> EnglishTokens:
-    """Read the shipped text with the tokenizer of this model file."""
-    content = (resources.files("ultrafast.bench") / "data" / FILE_NAME).read_bytes()
+def text_tokens(model_path: Path, text: str = DEFAULT_TEXT) -> TextTokens:
+    """Read a shipped text with the tokenizer of this model file.
+
+    Raises ``ConfigurationError`` where no text of this name is shipped, or its tokens are too few to measure with.
+    """
+    if text not in TEXTS:
+        raise ConfigurationError(f"no such text is shipped; there are: {', '.join(TEXTS)}")
+    file_name = f"{text}.txt"
+    content = (resources.files("ultrafast.bench") / "data" / file_name).read_bytes()
     tokenizer = open_tokenizer(model_path)
     tokens = tokenizer.encode(content.decode("utf-8"), special=False)
     if len(tokens) < 1024:
         raise ConfigurationError("the model's tokenizer makes too few tokens of the text to measure with")
     beginning = tokenizer.beginning_of_sequence_id if tokenizer.adds_beginning_of_sequence else None
-    return EnglishTokens(tokens, beginning, hashlib.sha256(content).hexdigest())
+    return TextTokens(file_name, tokens, beginning, hashlib.sha256(content).hexdigest())

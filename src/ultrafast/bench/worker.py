@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOAD_TIMEOUT_SECONDS = 600.0
 RUN_TIMEOUT_SECONDS = 600.0
 _CLOSE_TIMEOUT_SECONDS = 10.0
-_LAUNCHER = Path(__file__).parent / "peers" / "launch.py"
+LAUNCHER = Path(__file__).parent / "peers" / "launch.py"
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Worker:
     @classmethod
     def of_peer(cls, name: str, module: str, python: Path) -> Self:
         """Start a peer's worker with the Python of its environment."""
-        return cls(name, [str(python), "-P", str(_LAUNCHER), module])
+        return cls(name, [str(python), "-P", str(LAUNCHER), module])
 
     @classmethod
     def of_engine(cls) -> Self:
@@ -83,6 +83,11 @@ class Worker:
     def score(self, tokens: Sequence[int], path: Path) -> None:
         """Have the logits of every position written to ``path``: raw float32, ``[positions, vocabulary]``."""
         self._request("score", RUN_TIMEOUT_SECONDS, tokens=list(tokens), path=str(path))
+
+    @property
+    def process_id(self) -> int:
+        """The operating system's number of the process."""
+        return self._process.pid
 
     @property
     def idle_cpu_share(self) -> float:

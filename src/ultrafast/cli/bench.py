@@ -16,7 +16,7 @@ from ultrafast.cli import options, output
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ultrafast.bench.results import Skipped
+    from ultrafast.bench.results import Bar, Skipped
 
 __all__ = ["app"]
 
@@ -98,13 +98,17 @@ def fidelity(
     model: options.Model = None,
     peer: Peers = None,
     threads: options.Threads = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", metavar="NAME", help="The shipped text to score: english (default) or chinese."),
+    ] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
             "--tokens",
             parser=options.whole_number(1, options.MAXIMUM_TOKENS),
             metavar="N",
-            help="Tokens of the shipped text to score. Default: 20480.",
+            help="Tokens of the text to score. Default: 20480.",
         ),
     ] = None,
     output_path: Output = None,
@@ -116,24 +120,117 @@ def fidelity(
     from ultrafast.bench.fidelity import DEFAULT_TOKENS, FidelityOptions, run_fidelity
     from ultrafast.bench.results import write_result
     from ultrafast.bench.tables import fidelity_table
+    from ultrafast.bench.text import DEFAULT_TEXT
     from ultrafast.cli.progress import download_progress
 
     chosen = FidelityOptions(
+        text=text or DEFAULT_TEXT,
         model=model,
         peers=_peer_names(peer),
         threads=threads,
         tokens=DEFAULT_TOKENS if tokens is None else tokens,
-        command=_command("fidelity", model, peer, {"--threads": threads, "--tokens": tokens}),
+        command=_command("fidelity", model, peer, {"--threads": threads, "--text": text, "--tokens": tokens}),
     )
     with download_progress() as progress, _stages() as stage:
         result = run_fidelity(chosen, progress=stage, pull_progress=progress)
     _show(fidelity_table(result), result.skipped)
-    for bar in result.bars:
-        output.write(f"{'met' if bar.met else 'MISSED'}: {bar.name} {bar.measured:.4f}, at most {bar.limit}\n")
     if output_path is not None:
         write_result(result, output_path)
-    if not all(bar.met for bar in result.bars):
-        raise typer.Exit(EXIT_BAR_MISSED)
+    _judge(result.bars)
+
+
+@app.command("quantisations", short_help="Decode speed on every type of llama.cpp's quantiser.")
+def quantisations(
+    *,
+    model: options.Model = None,
+    file_type: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", metavar="NAME", help="A file type such as Q4_K_M; may be repeated. Default: every one it knows."
+        ),
+    ] = None,
+    threads: options.Threads = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            parser=options.whole_number(1, MAXIMUM_ROUNDS),
+            metavar="N",
+            help="Alternating rounds that count. Default: 3.",
+        ),
+    ] = None,
+    output_path: Output = None,
+    plot: Plot = None,
+) -> None:
+    """Decode speed beside llama.cpp on every file type that its own quantiser writes of the model.
+
+    Exits with 1 where our engine does not run one, or is slower.
+    """
+    from ultrafast.bench.plot import check_plot, plot_quantisations
+    from ultrafast.bench.quantisations import DEFAULT_ROUNDS, QuantisationOptions, run_quantisations
+    from ultrafast.bench.results import write_result
+    from ultrafast.bench.tables import quantisation_table
+    from ultrafast.cli.progress import download_progress
+
+    if plot is not None:
+        check_plot(plot)  # now, not after minutes of measuring
+    chosen = QuantisationOptions(
+        model=model,
+        types=None if file_type is None else tuple(file_type),
+        threads=threads,
+        rounds=DEFAULT_ROUNDS if rounds is None else rounds,
+        command=_command("quantisations", model, None, {"--type": file_type, "--threads": threads, "--rounds": rounds}),
+    )
+    with download_progress() as progress, _stages() as stage:
+        result = run_quantisations(chosen, progress=stage, pull_progress=progress)
+    _show(quantisation_table(result), [])
+    if output_path is not None:
+        write_result(result, output_path)
+    if plot is not None:
+        plot_quantisations(result, plot)
+    _judge(result.bars)
+
+
+@app.command("load", short_help="Seconds and memory to load a model of 1.1 billion weights.")
+def load(
+    *,
+    weight_type: Annotated[
+        str | None, typer.Option("--type", metavar="NAME", help="How weights are stored: q4_0, q8_0 (default) or f16.")
+    ] = None,
+    threads: options.Threads = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            parser=options.whole_number(1, MAXIMUM_ROUNDS),
+            metavar="N",
+            help="Fresh processes that load it. Default: 3.",
+        ),
+    ] = None,
+    output_path: Output = None,
+) -> None:
+    """Seconds to load a model of 1.1 billion random weights from a warm disk, and the memory that it holds.
+
+    Exits with 1 where our engine misses what it promises.
+    """
+    from ultrafast.bench.load import DEFAULT_ROUNDS, LoadOptions, run_load
+    from ultrafast.bench.results import write_result
+    from ultrafast.bench.tables import load_table
+    from ultrafast.cli.progress import download_progress
+
+    default = LoadOptions()
+    chosen = LoadOptions(
+        weight_type=default.weight_type if weight_type is None else weight_type.lower(),
+        threads=threads,
+        rounds=DEFAULT_ROUNDS if rounds is None else rounds,
+        command=_command("load", None, None, {"--type": weight_type, "--threads": threads, "--rounds": rounds}),
+    )
+    with download_progress() as progress, _stages() as stage:
+        result = run_load(chosen, progress=stage, pull_progress=progress)
+    _show(load_table(result), [])
+    if output_path is not None:
+        write_result(result, output_path)
+    _judge(result.bars)
 
 
 def _peer_names(chosen: list[str] | None) -> tuple[str, ...]:
@@ -142,16 +239,17 @@ def _peer_names(chosen: list[str] | None) -> tuple[str, ...]:
     return DEFAULT_PEERS if chosen is None else tuple(name for name in chosen if name != NO_PEER)
 
 
-def _command(verb: str, model: str | None, peers: list[str] | None, numbers: dict[str, int | None]) -> str:
+def _command(
+    verb: str, model: str | None, peers: list[str] | None, values: dict[str, int | str | list[str] | None]
+) -> str:
     """The command as a reader would type it again; a model's path shrinks to its last part, which names no folder."""
     words = ["ultrafast", "bench", verb]
     if model is not None:
         words += ["--model", Path(model).name]
-    for name in peers or ():
-        words += ["--peer", name]
-    for option, number in numbers.items():
-        if number is not None:
-            words += [option, str(number)]
+    for option, value in {"--peer": peers, **values}.items():
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None:
+                words += [option, str(each)]
     return shlex.join(words)
 
 
@@ -165,6 +263,15 @@ def _show(table: Table, skipped: list[Skipped]) -> None:
     output.write(rendered.getvalue())
     for peer in skipped:
         output.note(f"{peer.name} was left out: {output.one_line(peer.reason)}")
+
+
+def _judge(bars: list[Bar]) -> None:
+    """Say which promises were kept, and exit with 1 where one was not."""
+    for bar in bars:
+        verdict, side = "met" if bar.met else "MISSED", "at least" if bar.at_least else "at most"
+        output.write(f"{verdict}: {bar.name} {bar.measured:.4g}, {side} {bar.limit:g}\n")
+    if not all(bar.met for bar in bars):
+        raise typer.Exit(EXIT_BAR_MISSED)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class Runtime(Protocol):
 
 def serve(load: Callable[[LoadOptions], tuple[Runtime, LoadReport]]) -> None:
     """Answer commands from standard input until ``close`` or its end."""
-    answers = _claim_standard_output()
+    answers = claim_standard_output()
     runtime: Runtime | None = None
     idle_since, idle_cpu = time.perf_counter(), time.process_time()
     for line in sys.stdin:
@@ -107,7 +107,7 @@ def _perform(runtime: Runtime, name: str, arguments: dict[str, Any]) -> dict[str
     raise ValueError("unknown command")
 
 
-def _claim_standard_output() -> TextIO:
+def claim_standard_output() -> TextIO:
     """Keep descriptor 1 for answers alone: what a runtime prints goes to standard error instead."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
