@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <optional>
 
 #include "../runtime/model.h"
@@ -36,6 +37,15 @@ ActivationKind activation_kind(const std::string& name) {
 }
 
 namespace {
+
+// The array, for as long as the model reads its data: whoever lets go of it may not hold Python's lock.
+std::shared_ptr<const void> owner_of(const InputArray<std::uint8_t>& data) {
+  const auto let_go = [](const InputArray<std::uint8_t>* array) {
+    const nb::gil_scoped_acquire locked;
+    delete array;
+  };
+  return std::shared_ptr<const InputArray<std::uint8_t>>(new InputArray<std::uint8_t>(data), let_go);
+}
 
 Sampling make_sampling(float temperature, std::int32_t top_k, float top_p, float min_p, float repetition_penalty,
                        float presence_penalty, float frequency_penalty, std::uint64_t seed, std::uint32_t choice,
@@ -163,10 +173,11 @@ void register_model(nb::module_& module) {
           "add_matrix",
           [](Model& model, const std::string& type, const InputArray<std::uint8_t>& data, std::int64_t rows,
              std::int64_t columns, std::int32_t interleaved_head_size, const std::string& layout) {
-            return model.add_matrix(matrix_source(type, layout, data, rows, columns, interleaved_head_size));
+            MatrixSource source = matrix_source(type, layout, data, rows, columns, interleaved_head_size);
+            source.owner = owner_of(data);
+            return model.add_matrix(source);
           },
-          // finish() reads the data: the model keeps the array.
-          nb::keep_alive<1, 3>(), "type"_a, "data"_a, "rows"_a, "columns"_a, "interleaved_head_size"_a, "layout"_a)
+          "type"_a, "data"_a, "rows"_a, "columns"_a, "interleaved_head_size"_a, "layout"_a)
       .def(
           "add_vector",
           [](Model& model, const InputArray<float>& values) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "../kernels/kernels.h"
 
@@ -17,6 +18,7 @@ struct MatrixSource {
   std::int64_t columns;
   // Rows of each head are stored with rotary halves interleaved (llama GGUF q and k): put them back. 0 for none.
   std::int32_t interleaved_head_size;
+  std::shared_ptr<const void> owner = nullptr;  // keeps `data` valid, where that is needed
 };
 
 // Bytes of the source.

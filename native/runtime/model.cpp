@@ -206,6 +206,10 @@ void Model::finish() {
   require(!program_.empty() && program_.front().kind == Kind::kEmbed && is_output(program_.back()),
           "a program starts with embed and ends with output");
   fill_arenas();
+  for (Matrix& each : matrices_) {
+    each.source.data = nullptr;
+    each.source.owner.reset();  // or a file's pages would stay in memory beside their copy
+  }
   make_rooms();
   finished_ = true;
 }

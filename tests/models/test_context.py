@@ -1,4 +1,4 @@
-"""How much context a memory budget pays for: KV cache and rotary tables together."""
+"""What a loaded model costs: the context that a memory budget pays for, KV cache and rotary tables together; no file."""
 
 from __future__ import annotations
 
@@ -64,3 +64,10 @@ def test_a_context_beyond_the_budget_is_refused(path: Path) -> None:
 def test_a_small_context_leaves_the_rest_to_more_conversations(path: Path) -> None:
     model = load_model(path, threads=1, context=100, memory_budget_bytes=BUDGET)
     assert (model.context, model.block_count) == (100, 16 * 4)
+
+
+def test_a_loaded_model_lets_go_of_its_file(path: Path) -> None:
+    model = load_model(path, threads=1, context=32)
+    # Its weights are laid out anew: pages of the file beside them would be the model's memory once more.
+    assert str(path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    model.close()
