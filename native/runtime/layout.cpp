@@ -150,25 +150,33 @@ void take_block(WeightType type, const std::uint8_t* data, int i, Codes& out) {
   }
 }
 
-// Splits codes into the planes of block_format. `out` is zero before.
+void merge_quad(std::uint8_t* out, std::uint32_t bits) {
+  std::uint32_t there;
+  std::memcpy(&there, out, sizeof there);
+  there |= bits;
+  std::memcpy(out, &there, sizeof there);
+}
+
+// Splits codes into the planes of block_format, four at a time: every shift and mask stays inside its byte. `out` is
+// zero before.
 void write_planes(const BlockFormat& format, const std::uint8_t* code, int lane, std::uint8_t* out) {
   constexpr int kQuadBytes = 4 * kGroupRows;
+  constexpr std::uint32_t kEach = 0x01010101;
   std::uint8_t* high = out + format.low_bytes() + 4 * lane;
   out += 4 * lane;
   for (int j = 0; j < 8; ++j) {
-    for (int c = 0; c < 4; ++c) {
-      const int value = code[4 * j + c];
-      if (format.low_bits == 8) {
-        out[j * kQuadBytes + c] = static_cast<std::uint8_t>(value);
-      } else if (format.low_bits == 4) {
-        out[j % 4 * kQuadBytes + c] |= static_cast<std::uint8_t>((value & 15) << (j / 4 * 4));
-      } else {
-        out[j / 4 * kQuadBytes + c] |= static_cast<std::uint8_t>((value & 3) << (j % 4 * 2));
-      }
-      const int rest = value >> format.low_bits;
-      if (format.high_bits == 1) high[c] |= static_cast<std::uint8_t>(rest << j);
-      if (format.high_bits == 2) high[j / 4 * kQuadBytes + c] |= static_cast<std::uint8_t>(rest << (j % 4 * 2));
+    std::uint32_t quad;
+    std::memcpy(&quad, code + 4 * j, sizeof quad);
+    if (format.low_bits == 8) {
+      std::memcpy(out + j * kQuadBytes, &quad, sizeof quad);
+    } else if (format.low_bits == 4) {
+      merge_quad(out + j % 4 * kQuadBytes, (quad & 15 * kEach) << (j / 4 * 4));
+    } else {
+      merge_quad(out + j / 4 * kQuadBytes, (quad & 3 * kEach) << (j % 4 * 2));
     }
+    const std::uint32_t rest = quad >> format.low_bits;
+    if (format.high_bits == 1) merge_quad(high, (rest & kEach) << j);
+    if (format.high_bits == 2) merge_quad(high + j / 4 * kQuadBytes, (rest & 3 * kEach) << (j % 4 * 2));
   }
 }
 
