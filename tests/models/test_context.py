@@ -1,4 +1,4 @@
-"""What a loaded model costs: the context that a memory budget pays for, KV cache and rotary tables together; no file."""
+"""What a loaded model costs: KV cache and rotary tables, which a memory budget pays for together, and no file."""
 
 from __future__ import annotations
 
