@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
+from ultrafast import _native
 from ultrafast.backends.local import LocalBackend
 from ultrafast.gateway import schema
 from ultrafast.gateway.app import Gateway
 from ultrafast.gateway.hosts import HostPolicy
 from ultrafast.models.architectures import ARCHITECTURES
+from ultrafast.weights.gguf import TENSOR_TYPES
 from ultrafast.weights.store import ModelLocation
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +57,19 @@ def test_every_architecture_is_documented() -> None:
     listed = {tuple(sorted(re.findall(r"`(\w+)`", types))) for _, types in rows}
     assert listed == {tuple(sorted(kind.model_types)) for kind in ARCHITECTURES}
     assert {re.findall(r"`(\w+)`", name)[0] for name, _ in rows} == {kind.name for kind in ARCHITECTURES if kind.name}
+
+
+def test_every_tensor_type_is_documented_with_its_size() -> None:
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", read("docs/models.md"), re.MULTILINE)
+    assert rows == [
+        (
+            kind.name,
+            str(kind.block_elements),
+            f"{8 * kind.block_bytes / kind.block_elements:.4g}",
+            f"{8 * _native.row_bytes(kind.name, kind.block_elements) / kind.block_elements:.4g}",
+        )
+        for kind in TENSOR_TYPES.values()
+    ]
 
 
 def test_every_route_is_documented() -> None:

@@ -98,6 +98,26 @@ static void dequantise_row(WeightType type, const std::uint8_t* unit, std::int32
       return dequantise_blocks<WeightType::kIQ4_XS>(group, lane, columns, out);
     case WeightType::kMXFP4:
       return dequantise_blocks<WeightType::kMXFP4>(group, lane, columns, out);
+    case WeightType::kNVFP4:
+      return dequantise_blocks<WeightType::kNVFP4>(group, lane, columns, out);
+    case WeightType::kIQ1_S:
+      return dequantise_blocks<WeightType::kIQ1_S>(group, lane, columns, out);
+    case WeightType::kIQ1_M:
+      return dequantise_blocks<WeightType::kIQ1_M>(group, lane, columns, out);
+    case WeightType::kIQ2_XXS:
+      return dequantise_blocks<WeightType::kIQ2_XXS>(group, lane, columns, out);
+    case WeightType::kIQ2_XS:  // laid out alike
+    case WeightType::kIQ2_S:
+      return dequantise_blocks<WeightType::kIQ2_S>(group, lane, columns, out);
+    case WeightType::kIQ3_XXS:
+      return dequantise_blocks<WeightType::kIQ3_XXS>(group, lane, columns, out);
+    case WeightType::kIQ3_S:
+      return dequantise_blocks<WeightType::kIQ3_S>(group, lane, columns, out);
+    case WeightType::kTQ1_0:  // laid out alike
+    case WeightType::kTQ2_0:
+      return dequantise_blocks<WeightType::kTQ2_0>(group, lane, columns, out);
+    case WeightType::kQ1_0:
+      return dequantise_blocks<WeightType::kQ1_0>(group, lane, columns, out);
   }
 }
 

@@ -24,6 +24,30 @@ struct QuadPair {
   U8 high;
 };
 
+// What codes stand for where they are indices, else null.
+constexpr const std::int8_t* code_values(WeightType type) {
+  switch (type) {
+    case WeightType::kIQ4_NL:
+    case WeightType::kIQ4_XS:
+      return kIQ4Values;
+    case WeightType::kMXFP4:
+    case WeightType::kNVFP4:
+      return kFP4Values;
+    case WeightType::kIQ1_M:
+      return kIQ1Values;
+    case WeightType::kIQ2_XXS:
+    case WeightType::kIQ2_XS:
+    case WeightType::kIQ2_S:
+      return kIQ2Values;
+    case WeightType::kIQ3_XXS:
+      return kIQ3XXSValues;
+    case WeightType::kIQ3_S:
+      return kIQ3SValues;
+    default:
+      return nullptr;
+  }
+}
+
 template <WeightType kType, int kQuad>
 ULTRAFAST_INLINE QuadPair load_quads(const std::uint8_t* block, int vector) {
   constexpr BlockFormat kFormat = block_format(kType);
@@ -35,8 +59,11 @@ ULTRAFAST_INLINE QuadPair load_quads(const std::uint8_t* block, int vector) {
   } else if constexpr (kFormat.low_bits == 4) {
     const U8 packed = load_bytes(low_plane + kQuad * kQuadBytes);
     pair = {bits<0, 15>(packed), bits<4, 15>(packed)};
-  } else {
+  } else if constexpr (kFormat.low_bits == 2) {
     pair = {bits<2 * kQuad, 3>(load_bytes(low_plane)), bits<2 * kQuad, 3>(load_bytes(low_plane + kQuadBytes))};
+  } else {  // a bit counts as two: values −1 and 1 are then one below the code
+    const U8 plane = load_bytes(low_plane);
+    pair = {bits<kQuad - 1, 2>(plane), bits<kQuad + 3, 2>(plane)};
   }
   if constexpr (kFormat.high_bits == 1) {
     constexpr int kTop = kFormat.low_bits;  // where the further bit belongs
@@ -48,23 +75,21 @@ ULTRAFAST_INLINE QuadPair load_quads(const std::uint8_t* block, int vector) {
     pair.low = bit_or(pair.low, bits<2 * kQuad - kTop, 3 << kTop>(load_bytes(high_plane)));
     pair.high = bit_or(pair.high, bits<2 * kQuad - kTop, 3 << kTop>(load_bytes(high_plane + kQuadBytes)));
   }
-  if constexpr (kType == WeightType::kIQ4_NL || kType == WeightType::kIQ4_XS) {
-    pair = {look_up(kIQ4Values, pair.low), look_up(kIQ4Values, pair.high)};
-  } else if constexpr (kType == WeightType::kMXFP4) {
-    pair = {look_up(kMXFP4Values, pair.low), look_up(kMXFP4Values, pair.high)};
-  }
+  constexpr const std::int8_t* kValues = code_values(kType);
+  if constexpr (kValues != nullptr) pair = {look_up(kValues, pair.low), look_up(kValues, pair.high)};
   return pair;
 }
 
 // Signed bytes: dots take the magnitude and give its sign to the activations.
 constexpr bool has_signed_codes(WeightType type) {
-  return type == WeightType::kQ8_0 || type == WeightType::kIQ4_NL || type == WeightType::kIQ4_XS ||
-         type == WeightType::kMXFP4;
+  return type == WeightType::kQ8_0 || type == WeightType::kIQ4_NL || type == WeightType::kIQ4_XS;
 }
 
 // Halves of a block with scales of their own.
 constexpr bool has_half_scales(WeightType type) {
-  return type == WeightType::kQ2_K || type == WeightType::kQ3_K || type == WeightType::kQ6_K;
+  return type == WeightType::kQ2_K || type == WeightType::kQ3_K || type == WeightType::kQ6_K ||
+         type == WeightType::kIQ2_XS || type == WeightType::kIQ2_S || type == WeightType::kIQ1_M ||
+         type == WeightType::kNVFP4;
 }
 
 // Unsigned codes stand this far above the value.
@@ -78,18 +103,60 @@ constexpr int code_offset(WeightType type) {
       return 4;
     case WeightType::kQ6_K:
       return 32;
+    case WeightType::kMXFP4:
+    case WeightType::kNVFP4:
+      return 12;
+    case WeightType::kIQ1_M:
+      return 9;
+    case WeightType::kIQ2_XXS:
+    case WeightType::kIQ2_XS:
+    case WeightType::kIQ2_S:
+      return 43;
+    case WeightType::kIQ3_XXS:
+      return 62;
+    case WeightType::kIQ3_S:
+      return 15;
+    case WeightType::kTQ1_0:
+    case WeightType::kTQ2_0:
+    case WeightType::kQ1_0:
+      return 1;
     default:
       return 0;
   }
 }
 
-// Quads a 16-bit lane takes before it is widened (exactness rule 4).
-constexpr int safe_quads(WeightType type) {
+// The largest unsigned code, looked up where it is an index.
+constexpr int largest_code(WeightType type) {
   const int code_bits = block_format(type).low_bits + block_format(type).high_bits;
-  return 32767 / (2 * ((1 << code_bits) - 1) * 127);
+  if (code_bits == 1) return 2;
+  const std::int8_t* values = code_values(type);
+  if (values == nullptr) return (1 << code_bits) - 1;
+  int largest = 0;
+  for (int code = 0; code < 16; ++code) largest = values[code] > largest ? values[code] : largest;
+  return largest;
 }
+
+// Quads a 16-bit lane takes before it is widened (exactness rule 4).
+constexpr int safe_quads(WeightType type) { return 32767 / (2 * largest_code(type) * 127); }
 static_assert(safe_quads(WeightType::kQ4_K) >= 8 && safe_quads(WeightType::kQ5_K) >= 4 &&
-              safe_quads(WeightType::kQ6_K) >= 2 && safe_quads(WeightType::kQ3_K) >= 4);
+              safe_quads(WeightType::kQ6_K) >= 2 && safe_quads(WeightType::kQ3_K) >= 4 &&
+              safe_quads(WeightType::kMXFP4) >= 4 && safe_quads(WeightType::kIQ3_S) >= 4 &&
+              safe_quads(WeightType::kIQ3_XXS) >= 1 && safe_quads(WeightType::kIQ2_S) >= 1);
+
+// What a step of the block scales is worth, in units of the header's scale: a power of two, so products are exact.
+constexpr float scale_unit(WeightType type) {
+  switch (type) {
+    case WeightType::kIQ1_M:
+    case WeightType::kIQ2_XXS:
+    case WeightType::kIQ2_XS:
+    case WeightType::kIQ2_S:
+      return 0.125f;
+    case WeightType::kIQ3_XXS:
+      return 0.25f;
+    default:
+      return 1.0f;
+  }
+}
 
 // The exact dots of a block's halves.
 struct HalfDots {
@@ -101,18 +168,23 @@ struct HalfDots {
 struct BlockScale {
   F32 scale;      // of the dot
   F32 minimum;    // of the sum of activations; unused without minima
-  F32 halves[2];  // exact small integers: scales of the halves' dots, then their minima
+  F32 halves[2];  // scales of the halves' dots, of few bits
   F32 half_minima[2];
 };
 
 // 2^(e − 128): a float32 with exponent e − 1, or the subnormals for e of 0 and 1.
 ULTRAFAST_INLINE F32 exponent_scale(const std::uint8_t* exponents) {
-  alignas(32) float scales[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const std::uint32_t e = exponents[i];
-    scales[i] = __builtin_bit_cast(float, e < 2 ? 0x00200000u << e : (e - 1) << 23);
-  }
-  return load(scales);
+  const F32 e = float_of_unsigned(exponents);
+  const I32 whole = round_to_int(e);
+  const I32 subnormal = shift_left<21>(add(whole, set1_int(1)));
+  return select(less(e, set1(2.0f)), float_of(subnormal), float_of(shift_left<23>(sub(whole, set1_int(1)))));
+}
+
+// Half an UE4M3: float16 has its bits further up and exponents 2^8 times as small, subnormals among them.
+ULTRAFAST_INLINE F32 half_of_ue4m3(const std::uint8_t* scales) {
+  alignas(16) std::uint16_t smaller[kLanes];
+  for (int i = 0; i < kLanes; ++i) smaller[i] = static_cast<std::uint16_t>(scales[i] << 7);
+  return mul(load_half(smaller), set1(128.0f));
 }
 
 template <WeightType kType>
@@ -121,8 +193,16 @@ ULTRAFAST_INLINE BlockScale load_scale(const std::uint8_t* header, const std::ui
   const std::uint8_t* at = block + kFormat.quant_bytes() + vector * kLanes * (kFormat.halves > 0 ? 2 : 1);
   BlockScale s;
   if constexpr (kFormat.header_halves > 0) {
-    const F32 d = load_half(halves(header) + vector * kLanes);
-    if constexpr (kType == WeightType::kIQ4_XS) {
+    F32 d = load_half(halves(header) + vector * kLanes);
+    if constexpr (scale_unit(kType) != 1.0f) d = mul(d, set1(scale_unit(kType)));
+    if constexpr (kType == WeightType::kIQ1_S) {
+      // Codes stand 1 above the codebook's value, which is shifted by an eighth of the scale, up or down by its sign.
+      const F32 shift = float_of_signed(at);
+      s.scale = mul(d, abs(shift));
+      s.minimum = mul(d, sub(mul(shift, set1(0.125f)), abs(shift)));
+    } else if constexpr (kFormat.bytes == 0) {
+      s.scale = d;
+    } else if constexpr (kFormat.bytes == 1) {
       s.scale = mul(d, float_of_signed(at));
     } else if constexpr (kType == WeightType::kQ4_K || kType == WeightType::kQ5_K) {
       s.scale = mul(d, float_of_unsigned(at));
@@ -147,6 +227,9 @@ ULTRAFAST_INLINE BlockScale load_scale(const std::uint8_t* header, const std::ui
     }
   } else if constexpr (kType == WeightType::kMXFP4) {
     s.scale = exponent_scale(at);
+  } else if constexpr (kType == WeightType::kNVFP4) {
+    s.scale = set1(1.0f);
+    for (int h = 0; h < 2; ++h) s.halves[h] = half_of_ue4m3(at + h * kGroupRows);
   } else {
     s.scale = load_half(halves(at));
     if constexpr (kFormat.halves == 2) s.minimum = load_half(halves(at) + kGroupRows);
@@ -156,7 +239,7 @@ ULTRAFAST_INLINE BlockScale load_scale(const std::uint8_t* header, const std::ui
 
 constexpr bool has_minimum(WeightType type) {
   return type == WeightType::kQ4_1 || type == WeightType::kQ5_1 || type == WeightType::kQ4_K ||
-         type == WeightType::kQ5_K;
+         type == WeightType::kQ5_K || type == WeightType::kIQ1_S;
 }
 
 // sum + the term of block b for one activation row.
@@ -165,7 +248,8 @@ ULTRAFAST_INLINE F32 add_block(F32 sum, const BlockScale& s, const HalfDots& dot
                                std::int64_t b) {
   const F32 scale = mul(s.scale, set1(row.scales[b]));
   if constexpr (has_half_scales(kType)) {
-    // Small integers: |scale| <= 128, |dot| < 2^17, so every product and sum here is exact in float32.
+    // Scales are integers, |scale| <= 128, and |dot| < 2^17 without its offset (2^18 with it), so every product and sum
+    // here is exact in float32. Those of NVFP4 have four bits at any exponent: only its sum of both halves is rounded.
     F32 parts[2] = {to_float(dots.low), to_float(dots.high)};
     for (int h = 0; h < 2; ++h) {
       const float offset = static_cast<float>(code_offset(kType) * row.half_sums[2 * b + h]);

@@ -31,15 +31,30 @@ enum class WeightType : std::int32_t {
   kIQ4_NL,
   kIQ4_XS,
   kMXFP4,
+  kNVFP4,
+  kIQ1_S,
+  kIQ1_M,
+  kIQ2_XXS,
+  kIQ2_XS,
+  kIQ2_S,
+  kIQ3_XXS,
+  kIQ3_S,
+  kTQ1_0,
+  kTQ2_0,
+  kQ1_0,
 };
 
 // How a quantised type lies in a weight group of 16 rows. Codes of a block of 32 columns are split into planes:
-//   low:  8, 4 or 2 bits a code. 8: eight quads [16 rows][4 columns]. 4: quads 0..3, with quad j + 4 in the high
+//   low:  8, 4, 2 or 1 bits a code. 8: eight quads [16 rows][4 columns]. 4: quads 0..3, with quad j + 4 in the high
 //   nibbles.
-//         2: two quads' worth, quads 0..3 and 4..7, each at bits 2j..
+//         2: two quads' worth, quads 0..3 and 4..7, each at bits 2j.. 1: one quad's worth, quad j at bit j.
 //   high: 0, 1 or 2 further bits. 1: one quad's worth, quad j at bit j. 2: two quads' worth, as low.
-// Then the block's scales: `halves` × [16] float16, `bytes` × [16]. Types of 256 columns put eight such blocks behind a
-// header of `header_halves` × [16] float16.
+// Then the block's scales: `halves` × [16] float16, `bytes` × [16]. Types of longer blocks put several of these behind
+// a header of `header_halves` × [16] float16.
+//
+// Codebooks (IQ1, IQ2, IQ3) and ternary digits are looked up while weights are laid out, not in each step. That takes
+// memory, in bits a weight, file → here: IQ1_S 1.56 → 2.31, IQ1_M 1.75 → 3.56, IQ2_XXS 2.06 → 3.31, IQ2_XS 2.31 and
+// IQ2_S 2.56 → 3.56, IQ3_XXS 3.06 and IQ3_S 3.44 → 4.31, TQ1_0 1.69 → 2.06. Others keep theirs to an eighth of a bit.
 struct BlockFormat {
   int blocks;  // per header
   int header_halves;
@@ -83,9 +98,26 @@ static constexpr BlockFormat block_format(WeightType type) {
     case WeightType::kQ6_K:  // per half block: signed scale
       return {.blocks = 8, .header_halves = 1, .low_bits = 4, .high_bits = 2, .halves = 0, .bytes = 2};
     case WeightType::kIQ4_XS:  // signed scale
+    case WeightType::kIQ3_XXS:
+    case WeightType::kIQ3_S:
       return {.blocks = 8, .header_halves = 1, .low_bits = 4, .high_bits = 0, .halves = 0, .bytes = 1};
+    case WeightType::kIQ2_XXS:
+      return {.blocks = 8, .header_halves = 1, .low_bits = 2, .high_bits = 1, .halves = 0, .bytes = 1};
+    case WeightType::kIQ2_XS:  // per half block: scale
+    case WeightType::kIQ2_S:
+    case WeightType::kIQ1_M:
+      return {.blocks = 8, .header_halves = 1, .low_bits = 2, .high_bits = 1, .halves = 0, .bytes = 2};
+    case WeightType::kIQ1_S:  // scale, with the sign of the shift
+      return {.blocks = 8, .header_halves = 1, .low_bits = 2, .high_bits = 0, .halves = 0, .bytes = 1};
+    case WeightType::kTQ1_0:
+    case WeightType::kTQ2_0:
+      return {.blocks = 8, .header_halves = 1, .low_bits = 2, .high_bits = 0, .halves = 0, .bytes = 0};
+    case WeightType::kQ1_0:
+      return {.blocks = 4, .header_halves = 1, .low_bits = 1, .high_bits = 0, .halves = 0, .bytes = 0};
     case WeightType::kMXFP4:  // exponent
       return {.blocks = 1, .header_halves = 0, .low_bits = 4, .high_bits = 0, .halves = 0, .bytes = 1};
+    case WeightType::kNVFP4:  // per half block: scale, UE4M3
+      return {.blocks = 2, .header_halves = 0, .low_bits = 4, .high_bits = 0, .halves = 0, .bytes = 2};
   }
   return {};
 }
@@ -103,10 +135,19 @@ static constexpr std::int64_t group_bytes(WeightType type, std::int64_t columns)
   return (format.header_bytes() + format.blocks * format.block_bytes()) * (columns / block_columns(type));
 }
 
-// What a 4-bit code means where it is an index.
+// What a code means where it is an index. All but those of IQ4 are raised by code_offset, so that they are unsigned.
 alignas(16) static constexpr std::int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                            1,    13,   25,  38,  53,  69,  89,  113};
-alignas(16) static constexpr std::int8_t kMXFP4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+alignas(16) static constexpr std::int8_t kFP4Values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+// Place in the codebook's vector, then the sign of the shift: 8 × (place − 1) ± 1.
+alignas(16) static constexpr std::int8_t kIQ1Values[16] = {2, 10, 18, 9, 0, 8, 16, 9};
+// Magnitude 8, 25 or 43, then its sign.
+alignas(16) static constexpr std::int8_t kIQ2Values[16] = {51, 68, 86, 43, 35, 18, 0, 43};
+// Magnitude 4, 12 .. 52 or 62, then its sign.
+alignas(16) static constexpr std::int8_t kIQ3XXSValues[16] = {66, 74, 82, 90, 98, 106, 114, 124,
+                                                              58, 50, 42, 34, 26, 18,  10,  0};
+// Magnitude 1, 3 .. 15, then its sign.
+alignas(16) static constexpr std::int8_t kIQ3SValues[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
 
 // One row of activations, in the forms a matrix may want. n is a multiple of kBlock where it is quantised.
 struct Activation {

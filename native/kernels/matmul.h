@@ -66,14 +66,14 @@ struct BlockDots {
           // Codes of up to four bits share one 16-bit lane between the halves.
           short_dot_step(narrow[v][r][0], codes.low, broadcast_quad(bytes));
           short_dot_step(narrow[v][r][kSafe >= 8 && kHalves == 1 ? 0 : 1], codes.high, broadcast_quad(bytes + 16));
-          if constexpr (kSafe < 4 && kQuad % 2 == 1) flush(v, r);
+          if constexpr (kSafe == 1 || (kSafe < 4 && kQuad % 2 == 1)) flush(v, r);
         }
       }
     }
   }
 
   ULTRAFAST_METHOD void flush(int v, int r) {
-    static_assert(kSafe >= 2 || has_signed_codes(kType));
+    static_assert(kSafe >= 1 || has_signed_codes(kType));
     for (int h = 0; h < 2; ++h) {
       I32& to = wide[v][r][kHalves == 2 ? h : 0];
       to = add(to, widen(narrow[v][r][h]));
@@ -211,6 +211,26 @@ static void group_linear(const LinearArguments& a, const std::uint8_t* group, fl
       return quantised_linear<WeightType::kIQ4_XS>(a, group, output);
     case WeightType::kMXFP4:
       return quantised_linear<WeightType::kMXFP4>(a, group, output);
+    case WeightType::kNVFP4:
+      return quantised_linear<WeightType::kNVFP4>(a, group, output);
+    case WeightType::kIQ1_S:
+      return quantised_linear<WeightType::kIQ1_S>(a, group, output);
+    case WeightType::kIQ1_M:
+      return quantised_linear<WeightType::kIQ1_M>(a, group, output);
+    case WeightType::kIQ2_XXS:
+      return quantised_linear<WeightType::kIQ2_XXS>(a, group, output);
+    case WeightType::kIQ2_XS:  // laid out alike
+    case WeightType::kIQ2_S:
+      return quantised_linear<WeightType::kIQ2_S>(a, group, output);
+    case WeightType::kIQ3_XXS:
+      return quantised_linear<WeightType::kIQ3_XXS>(a, group, output);
+    case WeightType::kIQ3_S:
+      return quantised_linear<WeightType::kIQ3_S>(a, group, output);
+    case WeightType::kTQ1_0:  // laid out alike
+    case WeightType::kTQ2_0:
+      return quantised_linear<WeightType::kTQ2_0>(a, group, output);
+    case WeightType::kQ1_0:
+      return quantised_linear<WeightType::kQ1_0>(a, group, output);
   }
 }
 

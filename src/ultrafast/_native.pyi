@@ -14,6 +14,9 @@ Float32Array = NDArray[np.float32]
 def instruction_sets() -> list[str]:
     """Instruction sets this processor runs, fastest first."""
 
+def row_bytes(type: str, columns: int) -> int:
+    """Bytes of a row of a matrix of that type as the engine holds it."""
+
 def measure_read_bandwidth(threads: int, cpus: Sequence[int], byte_count: int, seconds: float) -> float:
     """Bytes per second that ``threads`` threads read together, each from its own share of ``byte_count``."""
 

@@ -75,15 +75,19 @@ def test_inspect_works_on_what_cannot_be_loaded(ultrafast: Ultrafast, tmp_path: 
         entry("mamba.expert_count", UINT32, scalar(UINT32, 4)),
         entry("mamba.expert_used_count", UINT32, scalar(UINT32, 1)),
     ]
-    tensors = [tensor("token_embd.weight", [256], 16, 0), tensor("blk.0.ffn_up_exps.weight", [4, 4], 0, 96)]
-    path.write_bytes(gguf(entries, tensors, bytes(160)))
+    tensors = [
+        tensor("token_embd.weight", [256], 15, 0),
+        tensor("blk.0.ffn_up_exps.weight", [4, 4], 0, 320),
+        tensor("output.weight", [256, 1], 29, 384),  # IQ1_M: 56 bytes here, 114 in memory
+    ]
+    path.write_bytes(gguf(entries, tensors, bytes(448)))
     done = ultrafast("models", "inspect", str(path), "--json")
     assert done.returncode == 0
     record = json.loads(done.stdout)
     assert record["architecture"] == "mamba"
-    assert record["bytes_per_token"] == 64 / 4
+    assert record["bytes_per_token"] == 64 / 4 + 114
     assert any("LoRA adapter" in reason for reason in record["unsupported"])
-    assert "tensor type IQ2_XXS" in record["unsupported"]
+    assert "tensor type Q8_K" in record["unsupported"]
     assert any("mamba" in reason for reason in record["unsupported"])
 
 

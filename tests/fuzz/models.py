@@ -8,9 +8,11 @@ import gguf
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
-HIDDEN, INNER, HEADS, KV_HEADS, LAYERS, CONTEXT = 64, 96, 4, 2, 2, 64
+from tests.quantised import FLOATS, KINDS, QUANTISED, random_weights
+
+HEADS, KV_HEADS, LAYERS, CONTEXT = 4, 2, 2, 64
 TEMPLATE = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
+TYPES = FLOATS + QUANTISED
 
 
 def _add_byte_level(writer: gguf.GGUFWriter) -> int:
@@ -40,17 +42,18 @@ def write_llama(path: Path, type_name: str, *, tied: bool, pieces: bool = False)
     one of SentencePiece, else byte-level.
     """
     writer = gguf.GGUFWriter(path, "llama")
+    hidden, inner = (64, 96) if KINDS[type_name].block_elements <= 32 else (256, 256)
     random = np.random.default_rng(5)
     vocabulary = (_add_pieces if pieces else _add_byte_level)(writer)
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_rope_dimension_count(hidden // HEADS)
     writer.add_vocab_size(vocabulary)
     writer.add_custom_alignment(32)
     writer.add_bos_token_id(vocabulary - 3)
@@ -59,31 +62,29 @@ def write_llama(path: Path, type_name: str, *, tied: bool, pieces: bool = False)
     writer.add_chat_template(TEMPLATE)
     writer.add_array("general.languages", ["en"])
 
-    kind = gguf.GGMLQuantizationType[type_name]
-
     def matrix(name: str, rows: int, columns: int) -> None:
-        values = random.normal(0, 0.1, (rows, columns)).astype(np.float32)
-        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+        data = random_weights(random, rows, columns, type_name, 0.1)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=gguf.GGMLQuantizationType[type_name])
 
     def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
+        writer.add_tensor(f"{name}.weight", np.ones(hidden, np.float32))
 
-    head = HIDDEN // HEADS
-    matrix("token_embd", vocabulary, HIDDEN)
+    head = hidden // HEADS
+    matrix("token_embd", vocabulary, hidden)
     for layer in range(LAYERS):
         block = f"blk.{layer}"
         norm(f"{block}.attn_norm")
-        matrix(f"{block}.attn_q", HEADS * head, HIDDEN)
-        matrix(f"{block}.attn_k", KV_HEADS * head, HIDDEN)
-        matrix(f"{block}.attn_v", KV_HEADS * head, HIDDEN)
-        matrix(f"{block}.attn_output", HIDDEN, HEADS * head)
+        matrix(f"{block}.attn_q", HEADS * head, hidden)
+        matrix(f"{block}.attn_k", KV_HEADS * head, hidden)
+        matrix(f"{block}.attn_v", KV_HEADS * head, hidden)
+        matrix(f"{block}.attn_output", hidden, HEADS * head)
         norm(f"{block}.ffn_norm")
-        matrix(f"{block}.ffn_gate", INNER, HIDDEN)
-        matrix(f"{block}.ffn_up", INNER, HIDDEN)
-        matrix(f"{block}.ffn_down", HIDDEN, INNER)
+        matrix(f"{block}.ffn_gate", inner, hidden)
+        matrix(f"{block}.ffn_up", inner, hidden)
+        matrix(f"{block}.ffn_down", hidden, inner)
     norm("output_norm")
     if not tied:
-        matrix("output", vocabulary, HIDDEN)
+        matrix("output", vocabulary, hidden)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -16,6 +16,7 @@ import pytest
 from tests.data import GOLDEN_DIRECTORY
 from tests.models.checkpoints import CASES, SHORT_TOKENS, configuration, tokens, weights, write_weights
 from tests.models.rows import logits_of, same_bits
+from tests.quantised import QUANTISED
 from ultrafast.models import LoadedModel, load_model
 from ultrafast.models.configuration import ModelConfiguration
 from ultrafast.models.description import describe
@@ -115,6 +116,13 @@ def test_quantised_weights_follow_the_reference(load: Load, checkpoint: Checkpoi
     found, _ = logits_of(load(path), tokens())
     # Scores of attention in gemma3-stretched are several times those of the others, and errors in them with it.
     assert deviation(found, reference(path, tokens())) < (0.2 if case == "gemma3-stretched" else 0.1)
+
+
+@pytest.mark.parametrize("type_name", QUANTISED)
+def test_experts_of_every_type_follow_the_reference(load: Load, checkpoint: Checkpoint, type_name: str) -> None:
+    path = checkpoint("qwen3moe", "gguf", type_name, **even("qwen3moe"))
+    found, _ = logits_of(load(path), tokens())
+    assert deviation(found, reference(path, tokens())) < 0.1
 
 
 def test_stacked_experts_are_single_ones(load: Load, checkpoint: Checkpoint, tmp_path: Path) -> None:

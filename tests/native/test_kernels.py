@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.quantised import FLOATS, KINDS, QUANTISED, random_weights
+from tests.quantised import FLOATS, KINDS, QUANTISED, random_weights, set_scales
 from ultrafast import _native
 from ultrafast.reference.dequantise import blocks_of, dequantise
 from ultrafast.weights.source import Tensor
@@ -51,7 +51,8 @@ def plain_linear(weight_type: str, data: NDArray[np.uint8], rows: int, columns: 
             weight = np.float32(1)
             if parts.half_scales is not None:
                 halves = values[:, b].reshape(rows, 2, 16) * block.reshape(2, 16)
-                dot = (halves.sum(axis=2) * parts.half_scales.reshape(rows, -1, 2)[:, b]).sum(axis=1)
+                scaled = halves.sum(axis=2).astype(np.float32) * parts.half_scales.reshape(rows, -1, 2)[:, b]
+                dot = scaled[:, 0] + scaled[:, 1]
             out[r] = out[r] + (scales[:, b] * row_scales[b]) * dot.astype(np.float32)
             if minima is None:
                 continue
@@ -85,21 +86,15 @@ def test_linear(instruction_set: str, weight_type: str, rows: int, columns: int,
 
 @pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("weight_type", QUANTISED)
-@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0xFF, None])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_extreme_blocks_do_not_saturate(instruction_set: str, weight_type: str, byte: int, sign: int) -> None:
+def test_extreme_blocks_do_not_saturate(instruction_set: str, weight_type: str, byte: int | None, sign: int) -> None:
     columns = whole_blocks(weight_type, 96)
     data = random_weights(np.random.default_rng(1), 40, columns, weight_type, 1.0)
     blocks = data.reshape(-1, KINDS[weight_type].block_bytes)
-    halves = {"Q2_K": [80, 82], "Q3_K": [108], "Q6_K": [208], "MXFP4": []}.get(weight_type, [0])
-    if weight_type in {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}:
-        halves = [0, 2]
-    kept = [blocks[:, at : at + 2].copy() for at in halves]
-    blocks[:] = byte
-    for at, scale in zip(halves, kept, strict=True):
-        blocks[:, at : at + 2] = scale
-    if weight_type == "MXFP4":
-        blocks[:, 0] = 127
+    if byte is not None:
+        blocks[:] = byte
+    set_scales(np.random.default_rng(2), blocks, weight_type, 0.02)
     x = np.full((5, columns), 3.0 * sign, np.float32)
     data = data.reshape(-1)
     found = _native.kernels.linear(instruction_set, weight_type, data, 40, columns, 0, x)
@@ -117,6 +112,16 @@ def test_dequantise_and_rows_of_interleaved_heads(instruction_set: str, weight_t
     halves = plain.reshape(2, 12, 2, columns).swapaxes(1, 2).reshape(48, columns)  # heads of 24: even rows, then odd
     found = _native.kernels.dequantise(instruction_set, weight_type, data, 48, columns, 24)
     assert found.tobytes() == halves.tobytes()
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("weight_type", ["MXFP4", "NVFP4"])
+def test_every_scale_of_eight_bits(instruction_set: str, weight_type: str) -> None:
+    kind = KINDS[weight_type]
+    data = random_weights(np.random.default_rng(4), 256, kind.block_elements, weight_type, 1.0)
+    data[:, : 1 if weight_type == "MXFP4" else 4] = np.arange(256, dtype=np.uint8)[:, None]
+    found = _native.kernels.dequantise(instruction_set, weight_type, data.reshape(-1), 256, kind.block_elements, 0)
+    assert found.tobytes() == plain_values(weight_type, data.reshape(-1), (256, kind.block_elements)).tobytes()
 
 
 float_blocks = st.lists(

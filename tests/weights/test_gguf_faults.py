@@ -146,7 +146,7 @@ UNSUPPORTED: dict[str, bytes] = {
     "version 1": gguf(version=1),
     "version 4": gguf(version=4),
     "big-endian": gguf(version=int.from_bytes(struct.pack("<I", 3), "big")),
-    "IQ2_XXS": gguf([], [tensor("t", [256], 16, 0)], bytes(256)),
+    "Q8_K": gguf([], [tensor("t", [256], 15, 0)], bytes(512)),
     "removed type": gguf([], [tensor("t", [256], 4, 0)], bytes(256)),
     "type beyond all": gguf([], [tensor("t", [256], 2**32 - 1, 0)], bytes(256)),
     "array of arrays": gguf([entry("k", ARRAY, array(ARRAY, [array(UINT32, [scalar(UINT32, 1)])]))]),
@@ -170,7 +170,7 @@ def test_row_16_messages_say_what_is_wrong(tmp_path: Path) -> None:
     fails(tmp_path, DAMAGED["alignment 24"], match="power of two")
     fails(tmp_path, DAMAGED["duplicate key"], match="repeats the key 'k'")
     fails(tmp_path, DAMAGED["duplicate hostile key"], match="entry 1 repeats the key with an unprintable name")
-    fails(tmp_path, UNSUPPORTED["IQ2_XXS"], UnsupportedModelError, "type IQ2_XXS; supported types are BF16, F16")
+    fails(tmp_path, UNSUPPORTED["Q8_K"], UnsupportedModelError, "type Q8_K, which this version does not run: take")
     fails(tmp_path, UNSUPPORTED["big-endian"], UnsupportedModelError, "big-endian")
 
 

@@ -387,15 +387,20 @@ def test_choosing_among_quantisations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen("Q8_0", "Q4_K_M", "Q2_K", "F16") == "Q4_K_M"
     assert chosen("Q8_0", "Q4_1", "Q5_K_M") == "Q4_1"
     assert chosen("F16", "Q2_K") == "Q2_K"
+    assert chosen("IQ2_XXS", "IQ2_M", "IQ3_XXS", "IQ3_M") == "IQ3_M"
     assert chosen("F16", "IQ1_S") == "F16"
+    assert chosen("IQ1_M", "IQ1_S") == "IQ1_M"
     everything["Q4_K_M"] = False
     assert chosen("Q8_0", "Q4_K_M") == "Q8_0"
-    with pytest.raises(UnsupportedModelError, match=r"none of its quantisations can be run by this version \(IQ1_S\)"):
-        chosen("IQ1_S")
+    with pytest.raises(UnsupportedModelError, match=r"none of its quantisations can be run by this version \(Q2_0\)"):
+        chosen("Q2_0")
     with pytest.raises(UnsupportedModelError, match=r"takes 20\.0 GB of memory and this machine has 16\.0 GB"):
         chosen("Q4_0", memory=16 * 10**9, size=20 * 10**9)
     sizes = {"m-Q4_1.gguf": 9_000, "m-Q2_K.gguf": 3_000, "m-Q8_0.gguf": 20_000}
     assert choice.best(choice.candidates(sizes), sizes, "a/b", memory=8_000)[0].label == "Q2_K"
+    sizes = {"m-IQ1_M.gguf": 5_600, "m-IQ1_S.gguf": 5_000}  # in memory twice as much, and half as much again
+    assert choice.best(choice.candidates(sizes), sizes, "a/b", memory=14_300)[0].label == "IQ1_M"
+    assert choice.best(choice.candidates(sizes), sizes, "a/b", memory=14_200)[0].label == "IQ1_S"
 
 
 def test_labels() -> None:
@@ -408,6 +413,9 @@ def test_labels() -> None:
         "Q8_0/model-Q8_0-00001-of-00002.gguf": "Q8_0",
         "gpt-oss-20b-MXFP4.gguf": "MXFP4",
         "Model-IQ4_XS.gguf": "IQ4_XS",
+        "Model-UD-IQ2_XXS.gguf": "IQ2_XXS",
+        "Model-UD-TQ1_0.gguf": "TQ1_0",
+        "Model-NVFP4.gguf": "NVFP4",
         "model-bf16.gguf": "BF16",
         "model.gguf": "",
         "Q4_0-in-the-name-Q8_0.gguf": "Q8_0",
@@ -415,7 +423,8 @@ def test_labels() -> None:
         assert choice.label_of(name) == label, name
     assert choice.runs("Q4_1")
     assert choice.runs("")
-    assert not choice.runs("IQ1_S")
+    assert all(map(choice.runs, choice.PREFERRED))
+    assert not choice.runs("Q2_0")
 
 
 def test_the_choice_is_of_models_only() -> None:

@@ -66,7 +66,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "imatrix.gguf": (gguf(text_entries(general_type="imatrix")), "importance matrix"),
     "wiki.imatrix": (bytes(range(64)), "importance matrix"),
     "vocabulary.gguf": (gguf(text_entries(tokenizer_ggml_model="gpt2")), "a vocabulary without weights"),
-    "type.gguf": (gguf([], [tensor("t", [256], 16, 0)], bytes(256)), "type IQ2_XXS; supported types are"),
+    "type.gguf": (gguf([], [tensor("t", [256], 15, 0)], bytes(512)), "type Q8_K, which .* another quantisation"),
     "huge.gguf": (gguf([], [tensor("t", [2**20, 2**20], F32, 0)], bytes(64)), "reaches beyond the end"),
     "nested.gguf": (gguf([entry("a", 9, array(9, [array(4, [])]))]), "array of arrays"),
     "part.gguf": (gguf([entry("split.count", UINT32, scalar(UINT32, 4))]), "one of 4 parts, but its name"),

@@ -7,7 +7,7 @@ import numpy as np
 from ultrafast import _native
 from ultrafast.models.configuration import ModelConfiguration
 from ultrafast.models.facts import Float32Array
-from ultrafast.models.quantisation import Quantisation, layout_bytes
+from ultrafast.models.quantisation import Quantisation
 from ultrafast.models.tensors import TensorSource
 from ultrafast.weights.source import Tensor
 
@@ -162,8 +162,8 @@ class _Builder:
         return self.lay_out(tensor, self.quantisation.layout(tensor, table=True))
 
     def lay_out(self, tensor: Tensor, layout: str, interleaved_head_size: int = 0) -> int:
-        self.bytes_read += layout_bytes(tensor, layout)
         rows, columns = tensor.shape
+        self.bytes_read += rows * _native.row_bytes(layout, columns)
         return self.model.add_matrix(tensor.type_name, tensor.data, rows, columns, interleaved_head_size, layout)
 
     def norm(self, name: str, length: int, index: int) -> int:

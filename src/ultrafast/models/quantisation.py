@@ -50,10 +50,3 @@ class Quantisation:
         """After the last matrix: raise ``ConfigurationError`` if nothing could be quantised."""
         if self.name is not None and not self.quantised:
             raise ConfigurationError("no row of this model is whole blocks of 32 values: load it without --quantize")
-
-
-def layout_bytes(tensor: Tensor, layout: str) -> int:
-    """Bytes of a matrix in that type."""
-    kind = _TYPES[layout]
-    rows, columns = tensor.shape
-    return rows * (columns // kind.block_elements) * kind.block_bytes

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ultrafast.errors import UnsupportedModelError
+from ultrafast.reference.codebooks import BOOKS, VALUES
 from ultrafast.weights.source import Tensor
 
 Float32Array = NDArray[np.float32]
@@ -25,13 +26,14 @@ MXFP4_VALUES: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12) 
 class Blocks:
     """Blocks of 32 elements, taken apart.
 
-    An element is ``scale × half_scale × value + minimum × half_minimum``; the half scales belong to 16 elements each.
+    An element is ``scale × half_scale × value + minimum × half_minimum``. The half scales belong to 16 elements each;
+    they have few bits, so that their products with integers are exact.
     """
 
     values: Int32Array  # [blocks, 32]
     scale: Float32Array  # [blocks]
     minimum: Float32Array | None = None  # [blocks], as it is added
-    half_scales: Int32Array | None = None  # [blocks, 2]
+    half_scales: Float32Array | None = None  # [blocks, 2]
     half_minima: Int32Array | None = None  # [blocks, 2]
 
 
@@ -43,7 +45,7 @@ def dequantise(tensor: Tensor) -> Float32Array:
     with np.errstate(invalid="ignore", over="ignore"):
         scale, minimum = blocks.scale[:, None], blocks.minimum
         if blocks.half_scales is not None:
-            scale = scale * np.repeat(blocks.half_scales, 16, axis=1).astype(np.float32)
+            scale = scale * np.repeat(blocks.half_scales, 16, axis=1)
         values: Float32Array = scale * blocks.values.astype(np.float32)
         if minimum is not None:
             added = minimum[:, None]
@@ -120,8 +122,8 @@ def _fields(packed: Bytes, run: int, bits: int) -> Int32Array:
 
 
 def _long(values: Int32Array, scale: Float32Array, **parts: NDArray[Any]) -> Blocks:
-    """Blocks of 32 out of blocks of 256; ``scale`` is per block of 256 or already per block of 32."""
-    scale = np.repeat(scale, 8) if scale.ndim == 1 else scale.reshape(-1)
+    """Blocks of 32 out of longer ones; ``scale`` is per block of the file or already per block of 32."""
+    scale = np.repeat(scale, values.size // 32 // len(scale)) if scale.ndim == 1 else scale.reshape(-1)
     return Blocks(values.reshape(-1, 32), scale, **parts)
 
 
@@ -133,7 +135,7 @@ def _q2_k(data: Bytes) -> Blocks:
         _fields(blocks[:, 16:80], 32, 2),
         _half(blocks, 80),
         minimum=minimum,
-        half_scales=scales & 15,
+        half_scales=(scales & 15).astype(np.float32),
         half_minima=scales >> 4,
     )
 
@@ -144,7 +146,8 @@ def _q3_k(data: Bytes) -> Blocks:
     packed = blocks[:, 96:]
     low = _fields(packed[:, :8], 8, 4)
     high = _fields(packed[:, 8:12], 4, 2)
-    return _long(codes - 4, _half(blocks, 108), half_scales=((low | high << 4) - 32).reshape(-1, 2))
+    scales = ((low | high << 4) - 32).astype(np.float32)
+    return _long(codes - 4, _half(blocks, 108), half_scales=scales.reshape(-1, 2))
 
 
 def _six_bit_pairs(packed: Bytes) -> tuple[Float32Array, Float32Array]:
@@ -172,7 +175,7 @@ def _q4_or_q5_k(size: int) -> Callable[[Bytes], Blocks]:
 def _q6_k(data: Bytes) -> Blocks:
     blocks = data.reshape(-1, 210)
     codes = _fields(blocks[:, :128], 64, 4) | _fields(blocks[:, 128:192], 32, 2) << 4
-    scales = blocks[:, 192:208].view(np.int8).astype(np.int32).reshape(-1, 2)
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32).reshape(-1, 2)
     return _long(codes - 32, _half(blocks, 208), half_scales=scales)
 
 
@@ -185,6 +188,152 @@ def _iq4_xs(data: Bytes) -> Blocks:
     with np.errstate(invalid="ignore", over="ignore"):
         scale = _half(blocks, 0)[:, None] * scales.astype(np.float32)
     return _long(np.array(IQ4_VALUES, np.int32)[codes], scale)
+
+
+def _nvfp4(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 36)
+    codes = _fields(blocks[:, 4:], 8, 4)
+    scales = blocks[:, :4].astype(np.int32) & 127  # UE4M3: a sign counts for nothing, its NaN without one for zero
+    exponents = np.maximum(scales >> 3, 1)
+    significands = (scales & 7) + np.where(scales > 7, 8, 0)
+    halved = np.ldexp(significands.astype(np.float32), exponents - 11).astype(np.float32)  # half, as codes are twice
+    halved[blocks[:, :4] == 127] = 0
+    ones = np.ones(2 * len(blocks), np.float32)
+    return Blocks(np.array(MXFP4_VALUES, np.int32)[codes.reshape(-1, 32)], ones, half_scales=halved.reshape(-1, 2))
+
+
+def _tq1_0(data: Bytes) -> Blocks:
+    """Bytes are fractions in base 3: multiplied, their next digit is what carries out of eight bits."""
+    blocks = data.reshape(-1, 54)
+    runs = ((0, 32, 5), (32, 48, 5), (48, 52, 4))  # from, to, digits
+    digits = [
+        (blocks[:, None, start:end] * np.array([1, 3, 9, 27, 81][:count], np.uint8)[:, None]).reshape(len(blocks), -1)
+        for start, end, count in runs
+    ]
+    codes = np.concatenate(digits, axis=1).astype(np.int32) * 3 >> 8
+    return _long(codes - 1, _half(blocks, 52))
+
+
+def _tq2_0(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 66)
+    return _long(_fields(blocks[:, :64], 32, 2) - 1, _half(blocks, 64))
+
+
+def _q1_0(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 18)
+    return _long(2 * _bits(blocks[:, 2:]) - 1, _half(blocks, 0))
+
+
+def _bits(packed: Bytes) -> Int32Array:
+    """Bits along the last axis, the lowest of each byte first."""
+    return np.unpackbits(packed, axis=-1, bitorder="little").astype(np.int32)
+
+
+def _words(packed: Bytes, size: int) -> NDArray[np.int64]:
+    """Little-endian words of ``size`` bytes along the last axis."""
+    words: NDArray[np.int64] = np.ascontiguousarray(packed).view(f"<u{size}").astype(np.int64)
+    return words
+
+
+def _book(name: str) -> Int32Array:
+    """The vectors of a codebook."""
+    words = np.frombuffer(bytes.fromhex(BOOKS[name]), "<u2").astype(np.int32)
+    width = 4 if name.startswith("IQ3") else 2
+    places = words[:, None] >> np.arange(0, 16, width) & (1 << width) - 1
+    vectors: Int32Array = np.array(VALUES[name], np.int32)[places]
+    return vectors
+
+
+def _signed(magnitudes: Int32Array, signs: Bytes) -> Int32Array:
+    """``[blocks, vectors, elements]`` with the signs of as many bits a block."""
+    bits = _bits(signs.reshape(len(signs), -1))
+    return magnitudes.reshape(bits.shape) * (1 - 2 * bits)
+
+
+def _even(seven: NDArray[np.int64]) -> Bytes:
+    """Eight signs out of seven: the last makes the number of negative ones even."""
+    signs = seven.astype(np.uint8)
+    signs |= (np.bitwise_count(signs) & np.uint8(1)) << np.uint8(7)
+    return signs
+
+
+def _odd_scales(packed: Bytes) -> Int32Array:
+    """Nibbles s as 2 s + 1."""
+    return 2 * _fields(packed, 1, 4) + 1
+
+
+def _of_block(scale: Float32Array, steps: NDArray[Any]) -> Float32Array:
+    """A scale per block of 32 out of the file block's and its steps."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled: Float32Array = scale[:, None] * steps.astype(np.float32)
+    return scaled
+
+
+def _of_halves(steps: NDArray[Any]) -> Float32Array:
+    return steps.astype(np.float32).reshape(-1, 2)
+
+
+def _iq1_s(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 50)
+    words = _words(blocks[:, 34:], 2)
+    tops = words[:, :, None] >> np.arange(0, 12, 3) & 7
+    values = _book("IQ1_S")[blocks[:, 2:34] | tops.reshape(len(blocks), -1) << 8]
+    steps = 2 * (words >> 12 & 7) + 1
+    # Codes are one above the book's values, so that what is added holds both that and the shift by an eighth.
+    shift = steps * np.where(words >> 15, -1, 1)
+    added = _of_block(_half(blocks, 0), shift * np.float32(0.125) - steps)
+    return _long(values + 1, _of_block(_half(blocks, 0), steps), minimum=added.reshape(-1))
+
+
+def _iq1_m(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 56)
+    nibbles = _fields(blocks[:, 32:48], 1, 4)
+    values = _book("IQ1_S")[blocks[:, :32] | (nibbles & 7) << 8]
+    words = _words(blocks[:, 48:], 2)
+    steps = 2 * (words[:, :, None] >> np.arange(0, 12, 3) & 7) + 1
+    scale = ((words >> 12) << np.arange(0, 16, 4)).sum(axis=1).astype("<u2").view("<f2").astype(np.float32)
+    shifted = 8 * values + np.where(nibbles & 8, -1, 1)[..., None]
+    return _long(shifted, scale * np.float32(0.125), half_scales=_of_halves(steps))
+
+
+def _iq2_xxs(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 66)
+    parts = blocks[:, 2:].reshape(len(blocks), 8, 8)
+    words = _words(parts[..., 4:], 4)
+    signs = _even(words >> np.arange(0, 28, 7) & 127)
+    values = _signed(_book("IQ2_XXS")[parts[..., :4].reshape(len(blocks), -1)], signs)
+    return _long(values, _of_block(_half(blocks, 0) * np.float32(0.125), 2 * (words[..., 0] >> 28) + 1))
+
+
+def _iq2_xs(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 74)
+    words = _words(blocks[:, 2:66], 2)
+    values = _signed(_book("IQ2_XS")[words & 511], _even(words >> 9))
+    scale = _half(blocks, 0) * np.float32(0.125)
+    return _long(values, scale, half_scales=_of_halves(_odd_scales(blocks[:, 66:])))
+
+
+def _iq2_s(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 82)
+    places = blocks[:, 2:34] | _fields(blocks[:, 66:74], 1, 2) << 8
+    values = _signed(_book("IQ2_S")[places], blocks[:, 34:66])
+    scale = _half(blocks, 0) * np.float32(0.125)
+    return _long(values, scale, half_scales=_of_halves(_odd_scales(blocks[:, 74:])))
+
+
+def _iq3_xxs(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 98)
+    words = _words(blocks[:, 66:], 4)[..., None]
+    signs = _even(words >> np.arange(0, 28, 7) & 127)
+    values = _signed(_book("IQ3_XXS")[blocks[:, 2:66]], signs)
+    return _long(values, _of_block(_half(blocks, 0) * np.float32(0.25), 2 * (words[..., 0] >> 28) + 1))
+
+
+def _iq3_s(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 110)
+    places = blocks[:, 2:66] | _bits(blocks[:, 66:74]) << 8
+    values = _signed(_book("IQ3_S")[places], blocks[:, 74:106])
+    return _long(values, _of_block(_half(blocks, 0), _odd_scales(blocks[:, 106:])))
 
 
 _FLOATS: Final[dict[str, Callable[[Bytes], Float32Array]]] = {"F32": _from_f32, "F16": _from_f16, "BF16": _from_bf16}
@@ -202,4 +351,15 @@ _QUANTISED: Final[dict[str, Callable[[Bytes], Blocks]]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
+    "IQ1_S": _iq1_s,
+    "IQ1_M": _iq1_m,
+    "IQ2_XXS": _iq2_xxs,
+    "IQ2_XS": _iq2_xs,
+    "IQ2_S": _iq2_s,
+    "IQ3_XXS": _iq3_xxs,
+    "IQ3_S": _iq3_s,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "Q1_0": _q1_0,
 }

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ultrafast import _native
 from ultrafast.errors import ModelNotFoundError, UnsupportedModelError
 from ultrafast.weights.gguf import PART_NAME, TENSOR_TYPES
 from ultrafast.weights.huggingface import CONFIGURATION_NAME, other_directory
 from ultrafast.weights.safetensors import INDEX_NAME, WEIGHTS_NAME
 
 # Best first, for a processor: a token costs the bytes that it reads, so the smallest that loses little comes first,
-# then larger ones, then smaller ones that lose more; unquantised files last.
+# then larger ones, then smaller ones that lose more, then unquantised files; last what is hardly the model any more.
 PREFERRED: Final = (
-    *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K"),
-    *("Q8_0", "Q4_K_L", "Q4_K_XL", "Q5_K_L", "Q5_K_XL", "Q6_K_L", "Q6_K_XL", "Q8_K_XL", "Q3_K_XL", "Q3_K_L", "Q3_K_M"),
-    *("Q3_K_S", "Q2_K_XL", "Q2_K_L", "Q2_K", "BF16", "F16", "F32"),
+    *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0"),
+    *("Q6_K", "Q8_0", "Q4_K_L", "Q4_K_XL", "Q5_K_L", "Q5_K_XL", "Q6_K_L", "Q6_K_XL", "Q8_K_XL", "Q3_K_XL", "Q3_K_L"),
+    *("Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_XL", "Q2_K_L", "Q2_K", "IQ2_M", "IQ2_S"),
+    *("IQ2_XS", "IQ2_XXS", "BF16", "F16", "F32", "TQ2_0", "TQ1_0", "IQ1_M", "IQ1_S", "Q1_0"),
 )
 # The tensor types a file of this label is mostly made of, where they are not the label itself.
 _TYPES_OF: Final[dict[str, frozenset[str]]] = {
@@ -28,11 +30,15 @@ _TYPES_OF: Final[dict[str, frozenset[str]]] = {
     "Q4_K": frozenset(("Q4_K", "Q6_K")),
     "Q5_K": frozenset(("Q5_K", "Q6_K")),
     "Q8_K": frozenset(("Q8_0",)),
+    "IQ1": frozenset(("IQ1_S", "IQ1_M")),
+    "IQ2": frozenset(("IQ2_XS", "IQ2_S")),
+    "IQ3": frozenset(("IQ3_S", "Q4_K")),
+    "IQ3_XS": frozenset(("IQ3_XXS", "IQ3_S")),
 }
 MEMORY_SHARE: Final = 0.8  # of the machine's memory that a model chosen for a person may take
 
 _LABEL: Final = re.compile(
-    r"(?:^|[-._/])(I?Q[1-8]_(?:[01]|K(?:_[SML]|_XL)?|XXS|XS|NL|[SM])|MXFP4|BF16|F16|F32|FP16|FP32)(?=[-._/]|$)",
+    r"(?:^|[-._/])([IT]?Q[1-8]_(?:[01]|K(?:_[SML]|_XL)?|XXS|XS|NL|[SM])|(?:MX|NV)FP4|BF16|FP?16|FP?32)(?=[-._/]|$)",
     re.IGNORECASE,
 )
 _NO_MODEL: Final = re.compile(r"(?:^|[-._/])(?:mmproj|imatrix|lora|adapter)", re.IGNORECASE)
@@ -97,8 +103,23 @@ def candidates(sizes: Mapping[str, int]) -> list[Candidate]:
 
 def runs(label: str) -> bool:
     """Whether this version runs the tensor types that a file of this label is mostly made of."""
+    return not label or _types_of(label) <= {kind.name for kind in TENSOR_TYPES.values()}
+
+
+def _types_of(label: str) -> frozenset[str]:
     stem = re.sub(r"_(?:S|M|L|XL)$", "", label)
-    return not label or _TYPES_OF.get(stem, {stem}) <= {kind.name for kind in TENSOR_TYPES.values()}
+    return _TYPES_OF.get(stem, frozenset((stem,)))
+
+
+def memory_taken(candidate: Candidate) -> int:
+    """Bytes that a candidate's weights take, at most: types with codebooks are laid out in more than the file has."""
+    types = _types_of(candidate.label)
+    growth = [
+        _native.row_bytes(kind.name, kind.block_elements) / kind.block_bytes
+        for kind in TENSOR_TYPES.values()
+        if kind.name in types
+    ]
+    return round(candidate.byte_count * max(growth, default=1.0))
 
 
 def memory_bytes() -> int:
@@ -141,9 +162,9 @@ def best(found: list[Candidate], names: Iterable[str], repository: str, *, memor
     if not fitting:
         labels = ", ".join(sorted({one.label for one in quantised}))
         raise UnsupportedModelError(f"{repository}: none of its quantisations can be run by this version ({labels})")
-    small = [one for one in fitting if memory is None or one.byte_count <= memory * MEMORY_SHARE]
+    small = [one for one in fitting if memory is None or memory_taken(one) <= memory * MEMORY_SHARE]
     if not small:
-        least = min(one.byte_count for one in fitting)
+        least = min(map(memory_taken, fitting))
         raise UnsupportedModelError(
             f"{repository}: takes {least / 1e9:.1f} GB of memory and this machine has {(memory or 0) / 1e9:.1f} GB; "
             "name a quantisation (:Q4_0) or a file to fetch it all the same"

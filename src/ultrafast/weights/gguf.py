@@ -73,22 +73,29 @@ TENSOR_TYPES: Final[dict[int, TensorType]] = {
     12: TensorType("Q4_K", 256, 144),
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
+    16: TensorType("IQ2_XXS", 256, 66),
+    17: TensorType("IQ2_XS", 256, 74),
+    18: TensorType("IQ3_XXS", 256, 98),
+    19: TensorType("IQ1_S", 256, 50),
     20: TensorType("IQ4_NL", 32, 18),
+    21: TensorType("IQ3_S", 256, 110),
+    22: TensorType("IQ2_S", 256, 82),
     23: TensorType("IQ4_XS", 256, 136),
+    29: TensorType("IQ1_M", 256, 56),
     30: TensorType("BF16", 1, 2),
+    34: TensorType("TQ1_0", 256, 54),
+    35: TensorType("TQ2_0", 256, 66),
     39: TensorType("MXFP4", 32, 17),
+    40: TensorType("NVFP4", 64, 36),
+    41: TensorType("Q1_0", 128, 18),
 }
-SUPPORTED_TYPE_NAMES: Final = ", ".join(sorted(kind.name for kind in TENSOR_TYPES.values()))
 
 # Types this version cannot run, known so that a refusal can name them and `models inspect` can measure them.
 OTHER_TENSOR_TYPES: Final[dict[int, TensorType]] = {
     code: TensorType(name, block_elements, block_bytes)
     for code, name, block_elements, block_bytes in (
-        (9, "Q8_1", 32, 40), (15, "Q8_K", 256, 292), (16, "IQ2_XXS", 256, 66), (17, "IQ2_XS", 256, 74),
-        (18, "IQ3_XXS", 256, 98), (19, "IQ1_S", 256, 50), (21, "IQ3_S", 256, 110), (22, "IQ2_S", 256, 82),
-        (24, "I8", 1, 1), (25, "I16", 1, 2), (26, "I32", 1, 4), (27, "I64", 1, 8), (28, "F64", 1, 8),
-        (29, "IQ1_M", 256, 56), (34, "TQ1_0", 256, 54), (35, "TQ2_0", 256, 66), (40, "NVFP4", 64, 36),
-        (41, "Q1_0", 128, 18),
+        (9, "Q8_1", 32, 40), (15, "Q8_K", 256, 292), (24, "I8", 1, 1), (25, "I16", 1, 2), (26, "I32", 1, 4),
+        (27, "I64", 1, 8), (28, "F64", 1, 8),
     )
 }  # fmt: skip
 
@@ -334,7 +341,10 @@ class _Parser(Complaints):
             kind = OTHER_TENSOR_TYPES.get(code)
             if kind is None or not self.any_type:
                 other = kind.name if kind else f"number {code}"
-                self.unsupported(f"{where} is of type {other}; supported types are {SUPPORTED_TYPE_NAMES}")
+                self.unsupported(
+                    f"{where} is of type {other}, which this version does not run: take the model in another "
+                    "quantisation, such as Q4_K_M"
+                )
         if dimensions[0] % kind.block_elements:
             self.damaged(f"{where} has rows that are not whole {kind.name} blocks of {kind.block_elements}")
         if offset % alignment:

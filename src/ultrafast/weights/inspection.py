@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ultrafast import _native
 from ultrafast.errors import ModelError
 from ultrafast.weights import gguf, safetensors
 from ultrafast.weights.gguf import GgufFile, other_content
@@ -24,6 +25,7 @@ _LOOKED_UP: Final = (
     *("token_embd.weight", "position_embd.weight", "per_layer_token_embd.weight"),
     *("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "transformer.wte.weight"),
 )
+_RUNNABLE: Final = frozenset(kind.name for kind in gguf.TENSOR_TYPES.values())
 _OUTPUTS: Final = ("output.weight", "lm_head.weight", "language_model.lm_head.weight")
 
 
@@ -66,7 +68,7 @@ def inspect_source(source: ModelSource) -> Inspection:
         context = _size(source, f"{prefix}.context_length")
         architecture, tokenizer = prefix, _gguf_tokenizer(source)
         template = isinstance(source.find("tokenizer.chat_template"), str)
-        supported = {kind.name for kind in gguf.TENSOR_TYPES.values()}
+        supported = set(_RUNNABLE)
         unsupported = [other_content(source.metadata, len(source.tensors))]
     else:
         form, architecture = "safetensors", _text(source, "model_type")
@@ -98,8 +100,15 @@ def _bytes_per_token(source: ModelSource) -> int:
     for name, tensor in source.tensors.items():
         if len(tensor.shape) < 2 or (name in _LOOKED_UP and not (tied and name == _first_embedding(source))):
             continue
-        total += tensor.byte_count * _expert_share(source, name, tensor)
+        total += _bytes_in_memory(tensor) * _expert_share(source, name, tensor)
     return round(total)
+
+
+def _bytes_in_memory(tensor: Tensor) -> int:
+    """As the engine lays it out; of a type that it does not run, as the file has it."""
+    if tensor.type_name not in _RUNNABLE:
+        return tensor.byte_count
+    return math.prod(tensor.shape[:-1]) * _native.row_bytes(tensor.type_name, tensor.shape[-1])
 
 
 def _first_embedding(source: ModelSource) -> str | None:

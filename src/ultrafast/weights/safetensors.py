@@ -213,6 +213,8 @@ def inner_file(directory: Path, file_name: str, complaints: Complaints) -> Path:
     try:
         home = directory.resolve()
         target = path.resolve()
+        if target.is_symlink():  # what newer Pythons leave of a loop
+            raise OSError
     except (OSError, RuntimeError, ValueError):
         complaints.damaged("names a file whose links lead nowhere")
     allowed = [home]
