@@ -8,6 +8,14 @@ from numpy.typing import NDArray
 
 from ultrafast.weights.gguf import TENSOR_TYPES
 
+# Newer than the package, whose writer looks its types up here.
+if "Q2_0" not in gguf.GGMLQuantizationType.__members__:
+    _Q2_0 = int.__new__(gguf.GGMLQuantizationType, 42)
+    _Q2_0._name_, _Q2_0._value_ = "Q2_0", 42
+    gguf.GGMLQuantizationType._member_map_["Q2_0"] = _Q2_0
+    gguf.GGMLQuantizationType._value2member_map_[42] = _Q2_0
+    gguf.GGML_QUANT_SIZES[_Q2_0] = (64, 18)
+
 KINDS = {kind.name: kind for kind in TENSOR_TYPES.values()}
 FLOATS = ("F32", "F16", "BF16")
 QUANTISED = tuple(name for name in KINDS if name not in FLOATS)
@@ -25,7 +33,7 @@ _HALVES = {
 _RANGES = {
     **{"Q2_K": 45, "Q3_K": 128, "Q4_K": 945, "Q5_K": 1953, "Q6_K": 4096, "IQ4_NL": 127, "IQ4_XS": 4064, "MXFP4": 12},
     **{"NVFP4": 12, "IQ1_S": 17, "IQ1_M": 17, "IQ2_XXS": 167, "IQ2_XS": 167, "IQ2_S": 167, "IQ3_XXS": 480},
-    **{"IQ3_S": 465, "TQ1_0": 3, "TQ2_0": 3, "Q1_0": 3},
+    **{"IQ3_S": 465, "TQ1_0": 3, "TQ2_0": 3, "Q1_0": 3, "Q2_0": 2},
 }
 
 

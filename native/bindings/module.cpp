@@ -52,6 +52,7 @@ WeightType weight_type(const std::string& name) {
       {"IQ1_M", WeightType::kIQ1_M}, {"IQ2_XXS", WeightType::kIQ2_XXS}, {"IQ2_XS", WeightType::kIQ2_XS},
       {"IQ2_S", WeightType::kIQ2_S}, {"IQ3_XXS", WeightType::kIQ3_XXS}, {"IQ3_S", WeightType::kIQ3_S},
       {"TQ1_0", WeightType::kTQ1_0}, {"TQ2_0", WeightType::kTQ2_0},     {"Q1_0", WeightType::kQ1_0},
+      {"Q2_0", WeightType::kQ2_0},
   };
   for (const auto& [known, type] : kTypes) {
     if (name == known) return type;

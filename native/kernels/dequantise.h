@@ -116,6 +116,8 @@ static void dequantise_row(WeightType type, const std::uint8_t* unit, std::int32
     case WeightType::kTQ1_0:  // laid out alike
     case WeightType::kTQ2_0:
       return dequantise_blocks<WeightType::kTQ2_0>(group, lane, columns, out);
+    case WeightType::kQ2_0:
+      return dequantise_blocks<WeightType::kQ2_0>(group, lane, columns, out);
     case WeightType::kQ1_0:
       return dequantise_blocks<WeightType::kQ1_0>(group, lane, columns, out);
   }

@@ -119,6 +119,7 @@ constexpr int code_offset(WeightType type) {
     case WeightType::kTQ1_0:
     case WeightType::kTQ2_0:
     case WeightType::kQ1_0:
+    case WeightType::kQ2_0:
       return 1;
     default:
       return 0;

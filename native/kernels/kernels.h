@@ -42,6 +42,7 @@ enum class WeightType : std::int32_t {
   kTQ1_0,
   kTQ2_0,
   kQ1_0,
+  kQ2_0,
 };
 
 // How a quantised type lies in a weight group of 16 rows. Codes of a block of 32 columns are split into planes:
@@ -112,6 +113,8 @@ static constexpr BlockFormat block_format(WeightType type) {
     case WeightType::kTQ1_0:
     case WeightType::kTQ2_0:
       return {.blocks = 8, .header_halves = 1, .low_bits = 2, .high_bits = 0, .halves = 0, .bytes = 0};
+    case WeightType::kQ2_0:
+      return {.blocks = 2, .header_halves = 1, .low_bits = 2, .high_bits = 0, .halves = 0, .bytes = 0};
     case WeightType::kQ1_0:
       return {.blocks = 4, .header_halves = 1, .low_bits = 1, .high_bits = 0, .halves = 0, .bytes = 0};
     case WeightType::kMXFP4:  // exponent

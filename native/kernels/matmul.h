@@ -229,6 +229,8 @@ static void group_linear(const LinearArguments& a, const std::uint8_t* group, fl
     case WeightType::kTQ1_0:  // laid out alike
     case WeightType::kTQ2_0:
       return quantised_linear<WeightType::kTQ2_0>(a, group, output);
+    case WeightType::kQ2_0:
+      return quantised_linear<WeightType::kQ2_0>(a, group, output);
     case WeightType::kQ1_0:
       return quantised_linear<WeightType::kQ1_0>(a, group, output);
   }

@@ -72,6 +72,7 @@ FileBlock file_block(WeightType type) {
     case WeightType::kTQ2_0:
       return {66, {64, -1}, 0, -1, -1};
     case WeightType::kQ1_0:
+    case WeightType::kQ2_0:
       return {18, {0, -1}, 2, -1, -1};
   }
   return {};
@@ -237,6 +238,9 @@ void take_long_block(WeightType type, const std::uint8_t* data, int i, BlockCode
       return;
     case WeightType::kTQ1_0:
       for (int c = 0; c < kBlock; ++c) out.code[c] = take_ternary_digit(low, kBlock * i + c);
+      return;
+    case WeightType::kQ2_0:
+      for (int c = 0; c < kBlock; ++c) out.code[c] = low[8 * i + c / 4] >> (2 * (c % 4)) & 3;
       return;
     case WeightType::kQ1_0:
       for (int c = 0; c < kBlock; ++c) out.code[c] = low[4 * i + c / 8] >> (c % 8) & 1;

@@ -49,10 +49,19 @@ void write_planes(const BlockFormat& format, const std::uint8_t* code, int lane,
   }
 }
 
+// kSize: bytes of a value, known while compiling: a copy is then one move.
+template <int kSize>
+void write_values(std::int64_t columns, const std::uint8_t* row, int lane, std::uint8_t* group) {
+  for (std::int64_t c = 0; c < columns; ++c) {
+    std::memcpy(group + (c * kGroupRows + lane) * kSize, row + c * kSize, kSize);
+  }
+}
+
 void write_float_row(const MatrixSource& source, const std::uint8_t* row, int lane, std::uint8_t* group) {
-  const std::int64_t size = file_block_bytes(source.type);
-  for (std::int64_t c = 0; c < source.columns; ++c) {
-    std::memcpy(group + (c * kGroupRows + lane) * size, row + c * size, static_cast<std::size_t>(size));
+  if (source.type == WeightType::kF32) {
+    write_values<4>(source.columns, row, lane, group);
+  } else {
+    write_values<2>(source.columns, row, lane, group);
   }
 }
 

@@ -35,7 +35,7 @@ def test_random_blocks_equal_the_gguf_package(name: str) -> None:
     raw = np.random.default_rng(7).integers(0, 256, (64, row_bytes), np.uint8)
     with np.errstate(all="ignore"):
         ours = dequantise(stored(name, raw, columns))
-        theirs = plain_q1_0(raw) if name == "Q1_0" else gguf_package.quants.dequantize(raw, CODES[name])
+        theirs = PLAIN[name](raw) if name in PLAIN else gguf_package.quants.dequantize(raw, CODES[name])
     assert ours.dtype == np.float32
     assert ours.shape == (64, columns)
     if name == "IQ1_S":  # a product and a sum here, one product there: an infinite scale may give NaN
@@ -51,6 +51,18 @@ def plain_q1_0(raw: np.ndarray) -> np.ndarray:
         scale = content[:2].view("<f2")[0].astype(np.float32)
         values += [scale if int(byte) >> bit & 1 else -scale for byte in content[2:] for bit in range(8)]
     return np.array(values, np.float32)
+
+
+def plain_q2_0(raw: np.ndarray) -> np.ndarray:
+    """Newer than the package: a float16 scale, then 64 codes of two bits, the lowest first, that stand for −1 to 2."""
+    values = []
+    for content in raw.reshape(-1, 18):
+        scale = content[:2].view("<f2")[0].astype(np.float32)
+        values += [np.float32((int(byte) >> bit & 3) - 1) * scale for byte in content[2:] for bit in (0, 2, 4, 6)]
+    return np.array(values, np.float32)
+
+
+PLAIN = {"Q1_0": plain_q1_0, "Q2_0": plain_q2_0}
 
 
 def half(value: float) -> bytes:

@@ -392,8 +392,8 @@ def test_choosing_among_quantisations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen("IQ1_M", "IQ1_S") == "IQ1_M"
     everything["Q4_K_M"] = False
     assert chosen("Q8_0", "Q4_K_M") == "Q8_0"
-    with pytest.raises(UnsupportedModelError, match=r"none of its quantisations can be run by this version \(Q2_0\)"):
-        chosen("Q2_0")
+    with pytest.raises(UnsupportedModelError, match=r"none of its quantisations can be run by this version \(Q3_0\)"):
+        chosen("Q3_0")
     with pytest.raises(UnsupportedModelError, match=r"takes 20\.0 GB of memory and this machine has 16\.0 GB"):
         chosen("Q4_0", memory=16 * 10**9, size=20 * 10**9)
     sizes = {"m-Q4_1.gguf": 9_000, "m-Q2_K.gguf": 3_000, "m-Q8_0.gguf": 20_000}
@@ -424,7 +424,7 @@ def test_labels() -> None:
     assert choice.runs("Q4_1")
     assert choice.runs("")
     assert all(map(choice.runs, choice.PREFERRED))
-    assert not choice.runs("Q2_0")
+    assert not choice.runs("Q3_0")
 
 
 def test_the_choice_is_of_models_only() -> None:

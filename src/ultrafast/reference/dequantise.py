@@ -224,6 +224,12 @@ def _q1_0(data: Bytes) -> Blocks:
     return _long(2 * _bits(blocks[:, 2:]) - 1, _half(blocks, 0))
 
 
+def _q2_0(data: Bytes) -> Blocks:
+    blocks = data.reshape(-1, 18)
+    codes = blocks[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    return _long(codes.reshape(len(blocks), -1).astype(np.int32) - 1, _half(blocks, 0))
+
+
 def _bits(packed: Bytes) -> Int32Array:
     """Bits along the last axis, the lowest of each byte first."""
     return np.unpackbits(packed, axis=-1, bitorder="little").astype(np.int32)
@@ -362,4 +368,5 @@ _QUANTISED: Final[dict[str, Callable[[Bytes], Blocks]]] = {
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,
     "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
 }

@@ -21,7 +21,7 @@ PREFERRED: Final = (
     *("Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0"),
     *("Q6_K", "Q8_0", "Q4_K_L", "Q4_K_XL", "Q5_K_L", "Q5_K_XL", "Q6_K_L", "Q6_K_XL", "Q8_K_XL", "Q3_K_XL", "Q3_K_L"),
     *("Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_XL", "Q2_K_L", "Q2_K", "IQ2_M", "IQ2_S"),
-    *("IQ2_XS", "IQ2_XXS", "BF16", "F16", "F32", "TQ2_0", "TQ1_0", "IQ1_M", "IQ1_S", "Q1_0"),
+    *("IQ2_XS", "IQ2_XXS", "BF16", "F16", "F32", "TQ2_0", "Q2_0", "TQ1_0", "IQ1_M", "IQ1_S", "Q1_0"),
 )
 # The tensor types a file of this label is mostly made of, where they are not the label itself.
 _TYPES_OF: Final[dict[str, frozenset[str]]] = {

@@ -88,6 +88,7 @@ TENSOR_TYPES: Final[dict[int, TensorType]] = {
     39: TensorType("MXFP4", 32, 17),
     40: TensorType("NVFP4", 64, 36),
     41: TensorType("Q1_0", 128, 18),
+    42: TensorType("Q2_0", 64, 18),
 }
 
 # Types this version cannot run, known so that a refusal can name them and `models inspect` can measure them.
