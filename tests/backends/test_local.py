@@ -82,6 +82,20 @@ async def test_a_request(backend: LocalBackend, location: ModelLocation) -> None
     assert backend.ready
 
 
+async def test_reserved_slots_come_on_top_of_the_others(location: ModelLocation) -> None:
+    with pytest.raises(ConfigurationError, match="must be 0 to 64"):
+        await LocalBackend(location, reserved_slots=65).start()
+    reserving = LocalBackend(location, context=256, reserved_slots=3)
+    await reserving.start()
+    try:
+        assert reserving.model.max_sequences == 16 + 3
+        (event,) = await collect(reserving, request("one", tokens=1, tier="ultrafast", salt="a project's"))
+        assert event.finish_reason == "length"
+        assert (await reserving.status()).running_by_tier.keys() == {"ultrafast", "priority", "default", "flex"}
+    finally:
+        await reserving.stop()
+
+
 async def test_refusals_are_typed_and_cost_nothing(backend: LocalBackend) -> None:
     with pytest.raises(ContextLengthError):
         await collect(backend, request("long", prompt=4000))

@@ -141,6 +141,7 @@ BAD = {
     "no tokens": {"max_tokens": 0},
     "negative tokens": {"max_tokens": -5},
     "no choices": {"choices": 0},
+    "no such tier": {"tier": "platinum"},
 }
 
 
@@ -164,8 +165,11 @@ def test_too_many_waiting_are_refused(engine: Engine) -> None:
         engine.add(GenerationRequest(str(index), [5], GREEDY, 5))
     with pytest.raises(EngineUnavailableError):
         engine.add(GenerationRequest("one more", [5], GREEDY, 5))
+    engine.add(GenerationRequest("another tier", [5], GREEDY, 1, tier="ultrafast"))
+    assert engine.status.waiting_by_tier["default"] == MAXIMUM_WAITING_SEQUENCES
     for index in range(MAXIMUM_WAITING_SEQUENCES):
         engine.cancel(str(index))
+    engine.cancel("another tier")
     assert_idle(engine)
 
 
@@ -228,8 +232,8 @@ def test_neighbours_and_chunks_change_nothing(engine: Engine, tokenizer: Tokeniz
     together = run(engine, *requests)
     assert [outcome.choices for outcome in together] == [outcome.choices for outcome in alone]
     engine.forget_prefixes()
-    engine._scheduler.prefill_rows_alone = 7
-    engine._scheduler.prefill_rows_beside_decode = 3
+    engine._scheduler.costs.prefill_rows_alone = 7
+    engine._scheduler.costs.prefill_rows_beside_decode = 3
     chunked = run(engine, *requests)
     assert [outcome.choices for outcome in chunked] == [outcome.choices for outcome in alone]
 
@@ -268,7 +272,7 @@ def test_random_aborts_leave_nothing_behind(engine: Engine, tokenizer: Tokenizer
 
 
 def test_a_long_prompt_does_not_stall_a_stream(engine: Engine, tokenizer: Tokenizer) -> None:
-    engine._scheduler.prefill_rows_beside_decode = 16
+    engine._scheduler.costs.prefill_rows_beside_decode = 16
     engine.add(GenerationRequest("stream", prompt(tokenizer, "Hi"), NO_END, 40))
     engine.step()
     engine.add(GenerationRequest("long", [5] * 400, NO_END, 2))
@@ -339,30 +343,31 @@ def test_a_value_that_is_not_finite_ends_its_own_request_only(tokenizer: Tokeniz
         model.close()
 
 
-def test_prefill_chunks_follow_the_measured_speed(engine: Engine, tokenizer: Tokenizer) -> None:
-    scheduler = engine._scheduler
-    engine._pace(100, 0.1)
-    engine._pace(100, 10.0)
-    slow = scheduler.prefill_rows_alone, scheduler.prefill_rows_beside_decode
-    for _ in range(50):
-        engine._pace(400, 0.1)
-    fast = scheduler.prefill_rows_alone, scheduler.prefill_rows_beside_decode
-    assert slow[0] < fast[0] <= scheduler.max_rows
-    assert slow[1] < fast[1] <= fast[0]
-    for _ in range(50):
-        engine._pace(1, 10.0)
-    assert scheduler.prefill_rows_beside_decode >= 1
+@pytest.mark.parametrize("end", ["length", "cancel"])
+def test_a_pause_is_no_cost_of_the_step_before(model: LoadedModel, tokenizer: Tokenizer, end: str) -> None:
+    now = 0.0
+    engine = Engine(model, tokenizer, clock=lambda: now)
+    for _ in range(2):
+        engine.add(GenerationRequest("a", [5], NO_END, 3 if end == "length" else 100))
+        for _ in range(3):
+            now += 0.001
+            engine.step()
+        engine.cancel("a")
+        assert_idle(engine)
+        now += 100.0
+    assert 0.0 < engine._scheduler.costs.decode_seconds(1) < 0.002
 
 
 def test_warming_up_leaves_nothing_behind(engine: Engine) -> None:
     engine.warm_up()
     assert_idle(engine)
-    scheduler = engine._scheduler
-    assert 1 <= scheduler.prefill_rows_beside_decode <= scheduler.prefill_rows_alone <= scheduler.max_rows
+    costs = engine._scheduler.costs
+    assert 1 <= costs.prefill_rows_beside_decode <= costs.prefill_rows_alone <= costs.max_rows
+    assert costs.decode_seconds(1) > 0.0
 
 
 def test_what_no_cache_could_hold_is_refused(tokenizer: Tokenizer, model: LoadedModel) -> None:
     engine = Engine(model, tokenizer)
-    engine._scheduler.cache = PrefixCache(BlockPool(2, model.block_tokens))
+    engine._scheduler.admission.cache = PrefixCache(BlockPool(2, model.block_tokens))
     with pytest.raises(CacheFullError):
         engine.add(GenerationRequest("a", [5] * 100, GREEDY, 10))

@@ -13,7 +13,7 @@ from ultrafast.engine.kv_cache import BlockPool
 from ultrafast.engine.prefix_cache import PrefixCache, Reservation, _Node
 
 BLOCK_TOKENS = 4
-Entry = tuple[int, ...]  # all tokens up to this one: what its keys and values are a function of
+Entry = tuple[object, ...]  # salt, then all tokens up to this one: what its keys and values are a function of
 
 
 @dataclass(eq=False)
@@ -21,6 +21,10 @@ class Running:
     tokens: list[int]
     reservation: Reservation
     capacity: int
+    salt: str
+
+    def entry(self, index: int) -> Entry:
+        return (self.salt, *self.tokens[: index + 1])
 
 
 class World:
@@ -32,22 +36,25 @@ class World:
         self.memory: list[list[Entry]] = [[()] * BLOCK_TOKENS for _ in range(blocks)]
         self.running: list[Running] = []
 
-    def reserve(self, *requests: tuple[list[int], int]) -> list[Reservation | None]:
+    def reserve(self, *requests: tuple[list[int], int], salt: str = "") -> list[Reservation | None]:
         """Admit some at once, then copy, then compute: the order of a step."""
         admitted: list[Running] = []
         found: list[Reservation | None] = []
         for prompt, more in requests:
-            common = self.longest_common(prompt[:-1])
+            common = self.longest_common(salt, prompt[:-1])
             free = self.cache.free_count
             kept = self.kept()
-            reservation = self.cache.reserve(np.array(prompt, np.int32), len(prompt) + more)
+            tokens, capacity = np.array(prompt, np.int32), len(prompt) + more
+            could = self.cache.could_reserve(tokens, capacity, salt, [])
+            reservation = self.cache.reserve(tokens, capacity, salt)
+            assert could == (reservation is not None)
             found.append(reservation)
             if reservation is None:
                 assert (self.cache.free_count, self.kept()) == (free, kept)
                 continue
             assert reservation.cached_tokens == common
             assert len(reservation.blocks) * BLOCK_TOKENS >= len(prompt) + more
-            admitted.append(Running(list(prompt), reservation, len(prompt) + more))
+            admitted.append(Running(list(prompt), reservation, capacity, salt))
         for item in admitted:
             if item.reservation.copied_block >= 0:
                 first = item.reservation.blocks[len(item.reservation.shared)]
@@ -68,7 +75,7 @@ class World:
         for index in range(start, len(item.tokens)):
             block, slot = item.reservation.blocks[index // BLOCK_TOKENS], index % BLOCK_TOKENS
             assert index // BLOCK_TOKENS >= len(item.reservation.shared), "wrote to a shared block"
-            self.memory[block][slot] = tuple(item.tokens[: index + 1])
+            self.memory[block][slot] = item.entry(index)
 
     def end(self, item: Running, computed: int | None) -> None:
         self.running.remove(item)
@@ -79,12 +86,12 @@ class World:
     def check_entries(self, item: Running, count: int) -> None:
         for index in range(count):
             entry = self.memory[item.reservation.blocks[index // BLOCK_TOKENS]][index % BLOCK_TOKENS]
-            assert entry == tuple(item.tokens[: index + 1])
+            assert entry == item.entry(index)
 
     def nodes(self) -> list[tuple[Entry, _Node]]:
-        """Every node with all tokens down to it."""
+        """Every node with its salt and all tokens down to it."""
         found: list[tuple[Entry, _Node]] = []
-        heap: list[tuple[Entry, _Node]] = [((), self.cache._root)]
+        heap: list[tuple[Entry, _Node]] = [((salt.decode(),), root) for salt, root in self.cache._roots.items()]
         while heap:
             before, node = heap.pop()
             for child in node.children.values():
@@ -96,15 +103,16 @@ class World:
     def kept(self) -> set[Entry]:
         return {tokens for tokens, _ in self.nodes()}
 
-    def longest_common(self, wanted: list[int]) -> int:
-        def common(tokens: Entry) -> int:
-            equal = [a == b for a, b in zip(tokens, wanted, strict=False)]
+    def longest_common(self, salt: str, wanted: list[int]) -> int:
+        def common(entry: Entry) -> int:
+            equal = [a == b for a, b in zip(entry, (salt, *wanted), strict=False)]
             return equal.index(False) if False in equal else len(equal)
 
-        return max((common(tokens) for tokens in self.kept()), default=0)
+        return max((common(entry) - 1 for entry in self.kept() if entry[0] == salt), default=0)
 
     def check(self) -> None:
         nodes = self.nodes()
+        assert all(root.children for root in self.cache._roots.values())
         own = [block for item in self.running for block in item.reservation.blocks[len(item.reservation.shared) :]]
         kept = [node.block for _, node in nodes]
         assert sorted([*own, *kept, *self.pool._free]) == list(range(self.pool.block_count))
@@ -117,10 +125,10 @@ class World:
         assert len(order) == sum(node.users == 0 for _, node in nodes)
         for place, node in enumerate(order):
             assert all(child in order[:place] for child in node.children.values())
-        for tokens, node in nodes:
+        for entry, node in nodes:
             for slot in range(len(node.tokens) // 4):
-                start = (len(tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-                assert self.memory[node.block][slot] == tokens[: start + slot + 1]
+                start = (len(entry) - 2) // BLOCK_TOKENS * BLOCK_TOKENS
+                assert self.memory[node.block][slot] == entry[: start + slot + 2]
         for item in self.running:
             self.check_entries(item, len(item.tokens))
 
@@ -128,7 +136,10 @@ class World:
 # Two tokens, so that prompts meet and part everywhere.
 texts = st.lists(st.integers(0, 1), min_size=1, max_size=20)
 actions = st.one_of(
-    st.tuples(st.just("reserve"), st.lists(st.tuples(texts, st.integers(1, 12)), min_size=1, max_size=3)),
+    st.tuples(
+        st.sampled_from(["reserve", "reserve other"]),
+        st.lists(st.tuples(texts, st.integers(1, 12)), min_size=1, max_size=3),
+    ),
     st.tuples(st.just("extend"), st.tuples(st.integers(0, 100), texts)),
     st.tuples(st.just("end"), st.tuples(st.integers(0, 100), st.integers(-1, 30))),
     st.tuples(st.just("clear"), st.none()),
@@ -141,8 +152,9 @@ def test_random_histories(history: list[tuple[str, object]], blocks: int) -> Non
     world = World(blocks)
     for action in history:
         match action:
-            case "reserve", list(requests):
-                world.reserve(*(request for request in requests if world.cache.holds(len(request[0]) + request[1])))
+            case "reserve" | "reserve other" as salt, list(requests):
+                fitting = (request for request in requests if world.cache.holds(len(request[0]) + request[1]))
+                world.reserve(*fitting, salt=salt)
             case "extend", (int(which), list(tokens)) if world.running:
                 world.extend(world.running[which % len(world.running)], tokens)
             case "end", (int(which), int(computed)) if world.running:
@@ -170,7 +182,36 @@ def test_the_least_recently_used_goes_first() -> None:
     world.end(world.running[0], 4)
     world.reserve(([40, 1, 2, 3], 0))
     world.end(world.running[0], 4)
-    assert world.kept() == {(10, 1, 2, 3), (10, 1, 2, 9), (30, 1, 2, 3), (40, 1, 2, 3)}
+    assert world.kept() == {("", 10, 1, 2, 3), ("", 10, 1, 2, 9), ("", 30, 1, 2, 3), ("", 40, 1, 2, 3)}
+
+
+def test_salts_share_blocks_and_their_order_but_no_prefix() -> None:
+    """FAULTS row 15: what one project asked makes no prompt of another quicker."""
+    world = World(4)
+    for salt in ("a", "b", "c"):
+        (reservation,) = world.reserve(([1, 2, 3, 4, 5], 0), salt=salt)
+        assert reservation is not None
+        assert reservation.cached_tokens == 0
+        world.end(world.running[0], 5)
+    assert set(world.cache._roots) == {b"b", b"c"}, "the oldest made room, its salt is forgotten"
+    world.cache.clear()
+    assert world.cache._roots == {}
+
+
+def test_what_would_be_free_is_known_beforehand() -> None:
+    world = World(6)
+    story = np.arange(9, dtype=np.int32)
+    world.reserve((story.tolist(), 3))  # 3 blocks
+    world.end(world.running[0], 9)
+    world.reserve((story.tolist(), 3), (story.tolist(), 3))  # 2 shared blocks, 1 of their own each
+    first, second = (item.reservation for item in world.running)
+    other = np.arange(100, 120, dtype=np.int32)
+    assert not world.cache.could_reserve(other[:9], 12, "", [])
+    assert world.cache.could_reserve(story, 16, "", []), "two of its blocks are in use and need not be free"
+    assert not world.cache.could_reserve(story, 16, "other", [])
+    assert world.cache.could_reserve(other[:9], 12, "", [first])
+    assert not world.cache.could_reserve(other, 20, "", [first])
+    assert world.cache.could_reserve(other, 24, "", [first, second]), "shared by these two only"
 
 
 def test_a_conversation_is_kept_once() -> None:

@@ -93,7 +93,7 @@ def test_choices_and_parts_in_the_middle(engine: Engine, model: LoadedModel, tok
 
 
 def test_a_cancelled_prompt_goes_on_where_it_was(engine: Engine, model: LoadedModel, tokenizer: Tokenizer) -> None:
-    engine._scheduler.prefill_rows_alone = 50
+    engine._scheduler.costs.prefill_rows_alone = 50
     tokens = tokenizer.encode("sea and sky " * 60)[:150]
     request = GenerationRequest("a", tokens, GREEDY, 8)
     engine.add(request)
@@ -108,7 +108,7 @@ def test_a_cancelled_prompt_goes_on_where_it_was(engine: Engine, model: LoadedMo
 
 
 def test_kept_blocks_are_given_to_who_needs_them(engine: Engine, model: LoadedModel, tokenizer: Tokenizer) -> None:
-    engine._scheduler.cache = PrefixCache(BlockPool(model.context // model.block_tokens, model.block_tokens))
+    engine._scheduler.admission.cache = PrefixCache(BlockPool(model.context // model.block_tokens, model.block_tokens))
     request = GenerationRequest("a", prompt(tokenizer, "Hi"), GREEDY, 8)
     (first,) = run(engine, request)
     run(engine, GenerationRequest("all", [300] * (model.context - 2), NO_END, 2))
@@ -135,7 +135,7 @@ def test_random_conversations(tokenizer: Tokenizer, tmp_path: Path, seed: int) -
     model = load_model(write_tiny_model(tmp_path / "tiny.gguf", "Q8_0"), context=256, threads=2)
     try:
         engine = Engine(model, tokenizer)
-        engine._scheduler.cache = PrefixCache(BlockPool(source.choice([8, 16, 30]), model.block_tokens))
+        engine._scheduler.admission.cache = PrefixCache(BlockPool(source.choice([8, 16, 30]), model.block_tokens))
         requests: dict[str, GenerationRequest] = {}
         outcomes: dict[str, Outcome] = {}
         conversations: list[list[int]] = [[]]

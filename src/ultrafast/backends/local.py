@@ -46,9 +46,12 @@ class LocalBackend:
         context: int | None = None,
         instruction_set: str | None = None,
         quantize: str | None = None,
+        reserved_slots: int = 0,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        self._load = Load(str(location.path), location.name, threads, context, instruction_set, quantize)
+        self._load = Load(
+            str(location.path), location.name, threads, context, instruction_set, quantize, reserved_slots
+        )
         self._progress = progress or (lambda stage: None)
         self._connection: EngineConnection | None = None
         self._model: ModelDescription | None = None

@@ -15,7 +15,10 @@ from ultrafast.engine.kv_cache import BlockPool
 from ultrafast.engine.messages import EngineStatus, GenerationEvent, GenerationRequest, Summary
 from ultrafast.engine.output import ChoiceOutput, token_logprob
 from ultrafast.engine.prefix_cache import PrefixCache
-from ultrafast.engine.scheduler import Plan, Scheduler, Sequence
+from ultrafast.engine.scheduler import Plan, Scheduler
+from ultrafast.engine.sequence import Sequence
+from ultrafast.engine.step_costs import StepCosts
+from ultrafast.engine.tiers import TIER_NAMES, TIER_RANKS
 from ultrafast.errors import (
     ContextLengthError,
     EngineUnavailableError,
@@ -28,14 +31,7 @@ from ultrafast.models.loaded import LoadedModel, StepResult
 from ultrafast.models.sampling import SamplingParameters
 from ultrafast.tokens.tokenizer import Tokenizer
 
-MAXIMUM_WAITING_SEQUENCES = 256  # beyond this, refusing at once is kinder than a queue of minutes
-
-# How long a step may take because of prefill. Alone, a step is what a cancellation or a new request waits for; beside
-# decoding sequences it is the pause their readers see between two tokens.
-PREFILL_SECONDS_ALONE = 0.4
-PREFILL_SECONDS_BESIDE_DECODE = 0.05
-MINIMUM_PREFILL_ROWS = 8
-PREFILL_RATE_WEIGHT = 0.25  # of the newest measurement: a machine may be busy for a while
+MAXIMUM_WAITING_SEQUENCES = 256  # of a tier; beyond this, refusing at once is kinder than a queue of minutes
 
 _WARM_UP_PROMPT_TOKENS = 64
 _WARM_UP_SECONDS = 0.2
@@ -64,15 +60,13 @@ def _check_sampling(sampling: SamplingParameters, vocabulary: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Choice:
-    """One choice of a request: its sequence, its output, and its tokens so far, the last to be fed next."""
+    """One choice of a request: its sequence and its output."""
 
     request: _Request
     index: int
     sequence: Sequence
     output: ChoiceOutput
-    token_limit: int
     want: int  # WANT_* bits of the rows that sample
-    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,8 +88,14 @@ class Engine:
     """Runs any number of requests over one loaded model. Single-threaded: every method from one thread."""
 
     def __init__(
-        self, model: LoadedModel, tokenizer: Tokenizer, *, clock: Callable[[], float] = time.perf_counter
+        self,
+        model: LoadedModel,
+        tokenizer: Tokenizer,
+        *,
+        reserved_slots: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """``reserved_slots`` of the model's sequences are kept free for the tier ``ultrafast``."""
         self._model = model
         self._tokenizer = tokenizer
         self._clock = clock
@@ -103,14 +103,16 @@ class Engine:
             PrefixCache(BlockPool(model.block_count, model.block_tokens)),
             max_sequences=model.max_sequences,
             max_rows=model.max_rows,
+            reserved_slots=reserved_slots,
         )
         self._requests: dict[str, _Request] = {}
         self._choices: dict[Sequence, _Choice] = {}
         self._failures: list[tuple[str, UltrafastError]] = []
         self._steps = 0
         self._rows = 0
-        self._prefill_rate = 0.0  # rows a second; 0 before the first measurement
         self._batch = Batch(model.max_rows)
+        self._last_plan: Plan | None = None  # whose time is not over yet
+        self._last_started = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -120,35 +122,39 @@ class Engine:
     @property
     def status(self) -> EngineStatus:
         """Counters of this moment."""
-        scheduler = self._scheduler
+        admission = self._scheduler.admission
         return EngineStatus(
-            waiting=len(scheduler.waiting),
-            running=len(scheduler.running),
-            free_blocks=scheduler.cache.free_count,
-            block_count=scheduler.cache.block_count,
+            waiting=admission.waiting_count,
+            running=admission.running_count,
+            free_blocks=admission.cache.free_count,
+            block_count=admission.cache.block_count,
             steps=self._steps,
             rows=self._rows,
+            waiting_by_tier={name: len(admission.waiting[TIER_RANKS[name]]) for name in TIER_NAMES},
+            running_by_tier={name: len(admission.running[TIER_RANKS[name]]) for name in TIER_NAMES},
+            preemptions=admission.preemptions,
         )
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request.
 
-        Raises RequestError (ids outside the vocabulary, empty prompt), ContextLengthError, CacheFullError, and
-        EngineUnavailableError where too many wait already; then nothing was queued.
+        Raises RequestError (ids outside the vocabulary, empty prompt, no such tier), ContextLengthError,
+        CacheFullError, and EngineUnavailableError where too many of its tier wait already; then nothing was queued.
         """
         prompt = self._checked_prompt(request)
         token_limit = min(request.max_tokens, self._model.context - len(prompt))
-        if len(self._scheduler.waiting) + request.choices > MAXIMUM_WAITING_SEQUENCES:
+        queue = self._scheduler.admission.waiting[TIER_RANKS[request.tier]]
+        if len(queue) + request.choices > MAXIMUM_WAITING_SEQUENCES:
             raise EngineUnavailableError("too many requests are waiting")
         state = _Request(request, prompt, self._clock())
         want = WANT_TOKEN | WANT_TOP if request.logprobs else WANT_TOKEN
         for index in range(request.choices):
-            sequence = Sequence(prompt, token_limit, state.arrived, request.tier)
+            sequence = Sequence(prompt, token_limit, state.arrived, request.tier, request.salt)
             output = ChoiceOutput(
                 self._tokenizer, request.stop, ignore_end=request.ignore_end, previous=int(prompt[-1])
             )
             self._scheduler.add(sequence)  # can only refuse the first: all choices are of one size
-            choice = _Choice(state, index, sequence, output, token_limit, want)
+            choice = _Choice(state, index, sequence, output, want)
             self._choices[sequence] = choice
             state.live.append(choice)
         self._requests[request.request_id] = state
@@ -157,6 +163,8 @@ class Engine:
         vocabulary = self._model.configuration.vocabulary_size
         if request.request_id in self._requests:
             raise RequestError("this request id is in use")
+        if request.tier not in TIER_RANKS:
+            raise RequestError("there is no such tier", param="service_tier")
         if not request.prompt_tokens:
             raise RequestError("the prompt is empty", param="messages")
         if min(request.prompt_tokens) < 0 or max(request.prompt_tokens) >= vocabulary:
@@ -175,6 +183,8 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Give up a request and free what it holds; unknown ids are ignored (it may just have ended)."""
         self._abandon(request_id, keep=True)
+        if not self._choices:
+            self._last_plan = None  # the pause that follows is none of its cost
 
     def _abandon(self, request_id: str, *, keep: bool) -> None:
         request = self._requests.pop(request_id, None)
@@ -190,18 +200,23 @@ class Engine:
     def step(self) -> list[tuple[str, GenerationEvent]]:
         """One step: what it gave, as (request id, event) in order; empty where only prompts advanced."""
         started = self._clock()
+        if self._last_plan is not None:
+            # With all that followed it: its events delay the next step.
+            self._scheduler.observe(self._last_plan, started - self._last_started)
         plan = self._scheduler.schedule(started)
+        self._last_plan, self._last_started = plan, started
         if not plan.work:
             return []
-        rows = self._rows
         result = self._run(plan)
-        now = self._clock()
-        rows = self._rows - rows
-        if rows - len(plan.work) >= MINIMUM_PREFILL_ROWS - 1:
-            self._pace(rows, now - started)
-        return self._postprocess(plan, result, now)
+        events = self._postprocess(plan, result, self._clock())
+        if not self._choices:
+            self._scheduler.observe(plan, self._clock() - started)
+            self._last_plan = None
+        return events
 
     def _run(self, plan: Plan) -> StepResult:
+        for slot in plan.preempted_slots:
+            self._model.release(slot)
         for sequence in plan.admitted:
             self._bind(sequence)
         batch = self._batch
@@ -209,10 +224,10 @@ class Engine:
         for sequence, start, rows, samples in plan.work:
             choice = self._choices[sequence]
             want = choice.want if samples else 0
-            if start >= sequence.prompt_length:
-                batch.add_token(choice.tokens[-1], start, sequence.slot, want)
+            if start >= sequence.prefill_length:
+                batch.add_token(sequence.output[-1], start, sequence.slot, want)
             else:
-                batch.add_chunk(choice.request.prompt[start : start + rows], start, sequence.slot, want)
+                batch.add_chunk(sequence.prefill[start : start + rows], start, sequence.slot, want)
         self._steps += 1
         self._rows += batch.rows
         return self._model.step(*batch.arrays())
@@ -233,7 +248,7 @@ class Engine:
             request.message.sampling,
             sequence.prompt_length,
             choice.index,
-            history=request.prompt[: reservation.cached_tokens],
+            history=sequence.prefill[: reservation.cached_tokens],
         )
 
     def _postprocess(self, plan: Plan, result: StepResult, now: float) -> list[tuple[str, GenerationEvent]]:
@@ -250,7 +265,7 @@ class Engine:
             if work.sequence.slot in failed:
                 self._fail(choice.request, NonFiniteError("the model produced a value that is not finite"))
                 continue
-            self._scheduler.advance(work, int(work.samples))
+            self._scheduler.advance(work, tokens[token_row : token_row + work.samples])
             if work.samples:
                 event = self._new_token(choice, tokens[token_row], result, token_row, now)
                 events.append((choice.request.message.request_id, event))
@@ -258,12 +273,11 @@ class Engine:
 
     def _new_token(self, choice: _Choice, token: int, result: StepResult, row: int, now: float) -> GenerationEvent:
         request = choice.request
-        choice.tokens.append(token)
         request.completion_tokens += 1
         request.passes += 1
         if request.first_token < 0:
             request.first_token = now
-        is_last = choice.sequence.generated >= choice.token_limit
+        is_last = len(choice.sequence.output) >= choice.sequence.max_tokens
         text, finish_reason = choice.output.add(token, is_last=is_last)
         logprobs = None
         if request.message.logprobs and not choice.output.is_end(token):
@@ -303,15 +317,12 @@ class Engine:
         sequence = choice.sequence
         if sequence.slot >= 0:
             self._model.release(sequence.slot)
-        tokens = (
-            np.concatenate([sequence.prompt, np.array(choice.tokens, np.int32)])[: sequence.computed] if keep else None
-        )
-        self._scheduler.finish(sequence, tokens)
+        self._scheduler.finish(sequence, keep=keep)
         del self._choices[sequence]
 
     def forget_prefixes(self) -> None:
         """Forget what ended sequences have left for the prompts to come: the next one is computed whole."""
-        self._scheduler.cache.clear()
+        self._scheduler.admission.cache.clear()
 
     def warm_up(self) -> None:
         """Touch every page a step touches, measure a first prefill, and let the collector forget what lives forever.
@@ -319,35 +330,15 @@ class Engine:
         From then on chunks of prefill are sized by the measured rate: on a slow machine a stream still flows beside a
         prompt.
         """
-        room = self._model.context - _WARM_UP_TOKENS
-        # The first run meets cold pages; the second is the measure, and for a large model a short one.
-        started = self._clock()
-        self._rehearse(min(MINIMUM_PREFILL_ROWS, room))
-        longest = int(MINIMUM_PREFILL_ROWS * _WARM_UP_SECONDS / max(self._clock() - started, 1e-6))
-        self._rehearse(min(max(MINIMUM_PREFILL_ROWS, longest), _WARM_UP_PROMPT_TOKENS, room))
+        length = max(1, min(_WARM_UP_PROMPT_TOKENS, self._model.context - _WARM_UP_TOKENS))
+        greedy = SamplingParameters(temperature=0.0)
+        request = GenerationRequest("warm-up", [0] * length, greedy, _WARM_UP_TOKENS, ignore_end=True)
+        # The first run meets cold pages; the second is the measure. A context of one token has no room for either.
+        for _ in range(2 if length < self._model.context else 0):
+            self._scheduler.costs = StepCosts(self._model.max_rows)
+            self.add(request)
+            while self.has_work:
+                self.step()
+            self.forget_prefixes()
         gc.collect()
         gc.freeze()
-
-    def _rehearse(self, prompt_tokens: int) -> None:
-        """Run one request and measure its prefill; a context of a few tokens has no room for that."""
-        if prompt_tokens < 1:
-            return
-        self._prefill_rate = 0.0
-        self._scheduler.prefill_rows_alone = self._model.max_rows
-        greedy = SamplingParameters(temperature=0.0)
-        self.add(GenerationRequest("warm-up", [0] * prompt_tokens, greedy, _WARM_UP_TOKENS, ignore_end=True))
-        while self.has_work:
-            self.step()
-        self.forget_prefixes()
-
-    def _pace(self, rows: int, seconds: float) -> None:
-        """Learn from a step with ``rows`` of prefill how many the next ones may have."""
-        measured = rows / max(seconds, 1e-6)
-        rate = self._prefill_rate
-        self._prefill_rate = rate = measured if rate == 0.0 else rate + (measured - rate) * PREFILL_RATE_WEIGHT
-        scheduler = self._scheduler
-        scheduler.prefill_rows_alone = self._chunk(rate * PREFILL_SECONDS_ALONE)
-        scheduler.prefill_rows_beside_decode = self._chunk(rate * PREFILL_SECONDS_BESIDE_DECODE)
-
-    def _chunk(self, rows: float) -> int:
-        return min(self._model.max_rows, max(MINIMUM_PREFILL_ROWS, int(rows)))

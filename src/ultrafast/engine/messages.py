@@ -37,6 +37,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: bool = False
     ignore_end: bool = False  # benchmarks: an end token does not end the answer
     tier: str = "default"
+    salt: str = ""  # a project's: prefixes are shared only among requests of one salt
 
 
 class TopToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -137,6 +138,9 @@ class EngineStatus(msgspec.Struct, frozen=True, array_like=True, gc=False):
     block_count: int
     steps: int
     rows: int
+    waiting_by_tier: dict[str, int] = {}  # sequences, preempted ones included
+    running_by_tier: dict[str, int] = {}
+    preemptions: int = 0  # since the start
 
 
 # To the engine.
@@ -151,6 +155,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
     context: int | None
     instruction_set: str | None
     quantize: str | None = None
+    reserved_slots: int = 0  # sequences that run at once besides the usual number, ``ultrafast`` ones only
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

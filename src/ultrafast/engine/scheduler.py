@@ -1,44 +1,36 @@
 """What the next step computes. Pure: state in, plan out; the caller brings the clock and does the work.
 
+``admission`` decides who runs; here is decided whose rows a step has. Tiers share steps, decode rows first and prefill
+in chunks, except where a higher tier would suffer:
+
+- While ``ultrafast`` or ``priority`` decodes, the tiers below ride along only as often as an account of time allows:
+  what their step and the one after it took beyond the same steps without them is a debt, and a share of all time pays
+  for it. They ride when nothing is owed, or when they have not ridden for ``STALL_SECONDS``.
+- While an ``ultrafast`` prompt is computed, the tiers below ride only to that last rule.
+- While ``ultrafast`` runs, or slots are reserved for it, steps with a chunk of another tier's prompt are short: whoever
+  arrives does not wait long.
+
 Invariants, held by tests over random histories:
-- a sequence is admitted, in order of arrival, only with a slot and every block it can ever need;
-- each step, every running sequence past its prompt gets its row, so no prompt, however long, stalls a stream;
-- the oldest prompt in progress gets at least one row of each step, so every admitted sequence progresses.
+- running sequences past their prompt have a row each at least every ``STALL_SECONDS`` and a step;
+- a step that takes a tier along has all decode rows of it and of every higher one, and where their prompts are in
+  progress, at least one row of one of them, in tier order;
+- a prompt that is overdue gets a quarter of the chunk before all others.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ultrafast.engine.prefix_cache import PrefixCache, Reservation, Tokens
-from ultrafast.errors import CacheFullError
+from ultrafast.engine.admission import Admission
+from ultrafast.engine.prefix_cache import PrefixCache
+from ultrafast.engine.sequence import Sequence
+from ultrafast.engine.step_costs import MINIMUM_PREFILL_ROWS, StepCosts
+from ultrafast.engine.tiers import SLOWDOWN_SHARES, STALL_SECONDS, TIER_NAMES, ULTRAFAST
 
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One choice of one request, as far as scheduling goes."""
-
-    prompt: Tokens
-    max_tokens: int
-    arrived: float
-    tier: str = "default"
-    admitted: float = 0.0
-    slot: int = -1  # the native sequence number; -1 while waiting and after the end
-    reservation: Reservation | None = None  # its blocks, as long as it has a slot
-    computed: int = 0  # tokens whose keys and values are stored
-    generated: int = 0  # tokens sampled; the newest is not computed yet
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.prompt)
-
-    @property
-    def length(self) -> int:
-        """Tokens known: prompt and generated."""
-        return self.prompt_length + self.generated
+SHORT_STEP_SECONDS = 0.025  # that an arriving ultrafast request may wait for
+PREFILL_SECONDS_BEFORE_OTHERS = 0.2  # of an ultrafast prompt; with STALL_SECONDS and a step it stays below a second
+_OVERDUE_PART = 4  # one in so many rows of a chunk is for the prompt that is overdue
 
 
 class Work(NamedTuple):
@@ -52,95 +44,167 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """One step: newly admitted sequences (to be bound first), then the work, decode rows leading."""
+    """One step: slots to release, then sequences to bind, then the work, decode rows leading."""
 
+    preempted_slots: list[int]
     admitted: list[Sequence]
     work: list[Work]
+    decode_rows: int
+    lowest_rank: int  # of the tiers that take part
 
 
 class Scheduler:
-    """First come, first served; decode before prefill within a step."""
+    """Chooses the rows of each step, and learns from every one what the next may cost."""
 
-    def __init__(self, cache: PrefixCache, *, max_sequences: int, max_rows: int) -> None:
+    def __init__(self, cache: PrefixCache, *, max_sequences: int, max_rows: int, reserved_slots: int = 0) -> None:
         if max_rows < 2 or max_sequences < 1:
             raise ValueError("a step needs room for a decode row and a prefill row")
-        self.cache = cache
-        # One row of a step always stays free for the oldest prompt in progress.
+        # One row of a step always stays free for the first prompt in progress.
         self.max_sequences = min(max_sequences, max_rows - 1)
         self.max_rows = max_rows
-        self.prefill_rows_alone = max_rows  # prefill rows of a step in which nothing decodes
-        self.prefill_rows_beside_decode = max_rows
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self._slots = list(range(self.max_sequences - 1, -1, -1))
-        self._is_full = False  # the first in the queue found too few blocks, and none were given back since
+        if not 0 <= reserved_slots < self.max_sequences:
+            raise ValueError("reserving slots must leave one for others")
+        self.admission = Admission(cache, max_sequences=self.max_sequences, reserved_slots=reserved_slots)
+        self.costs = StepCosts(max_rows)
+        self._reserves = reserved_slots > 0
+        self._debts = [0.0] * len(TIER_NAMES)  # by rank: seconds by which lower tiers slowed it beyond their share
+        self._lowest_before = -1  # tier that took part in the step before
+        self._rode = [0.0] * len(TIER_NAMES)  # by rank: when it last took part in a step, or began to run
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return bool(self.running or self.waiting)
+        return self.admission.running_count + self.admission.waiting_count > 0
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Raises CacheFullError where even an empty cache could not hold it."""
-        if not self.cache.holds(sequence.prompt_length + sequence.max_tokens):
-            raise CacheFullError("the request needs more KV cache than there is")
-        self.waiting.append(sequence)
+        self.admission.add(sequence)
 
     def schedule(self, now: float) -> Plan:
         """Admit what fits and choose the rows of the next step."""
-        admitted = self._admit(now) if self.waiting else []
+        admission = self.admission
+        preempted: list[int] = []
+        admitted: list[Sequence] = []
+        if admission.waiting_count or now >= admission.look_for_overdue_at:
+            preempted, admitted = self._admit(now)
+        ranks = admission.running_ranks
+        if len(ranks) > 1:
+            ranks = self._riding_ranks(now)
         work: list[Work] = []
         prefilling: list[Sequence] = []
-        for sequence in self.running:
-            if sequence.computed < sequence.prompt_length:
-                prefilling.append(sequence)
-            else:
-                work.append(Work(sequence, sequence.computed, 1, True))
+        for rank in ranks:
+            self._rode[rank] = now
+            for sequence in admission.running[rank]:
+                if sequence.computed < sequence.prefill_length:
+                    prefilling.append(sequence)
+                else:
+                    sequence.progressed = now
+                    work.append(Work(sequence, sequence.computed, 1, True))
+        decode_rows = len(work)
         if prefilling:
-            budget = self.prefill_rows_beside_decode if work else self.prefill_rows_alone
-            budget = max(1, min(budget, self.max_rows - len(work)))
-            for sequence in prefilling:
-                rows = min(budget, sequence.prompt_length - sequence.computed)
-                end = sequence.computed + rows
-                work.append(Work(sequence, sequence.computed, rows, end == sequence.prompt_length))
-                budget -= rows
-                if budget == 0:
-                    break
-        return Plan(admitted, work)
+            self._add_prefill(work, prefilling, now)
+        return Plan(preempted, admitted, work, decode_rows, ranks[-1] if ranks else -1)
 
-    def _admit(self, now: float) -> list[Sequence]:
-        admitted: list[Sequence] = []
-        while self.waiting and self._slots and not self._is_full:
-            sequence = self.waiting[0]
-            reservation = self.cache.reserve(sequence.prompt, sequence.prompt_length + sequence.max_tokens)
-            if reservation is None:
-                self._is_full = True
-                break  # strictly in order: a small request never starves a large one
-            self.waiting.popleft()
-            sequence.reservation = reservation
-            sequence.computed = reservation.cached_tokens
-            sequence.slot = self._slots.pop()
-            sequence.admitted = now
-            self.running.append(sequence)
-            admitted.append(sequence)
-        return admitted
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """Learn from a step that took so long, until the next could begin."""
+        work = plan.work
+        rows = plan.decode_rows
+        # Whoever rode along has left the caches to the next step as he needed them: that one counts as his, too.
+        lowest = max(plan.lowest_rank, self._lowest_before)
+        self._lowest_before = plan.lowest_rank
+        if rows == len(work):
+            if lowest == plan.lowest_rank:
+                self.costs.learn_decode(rows, seconds)
+        else:
+            rows += sum(item.rows for item in work[rows:])
+            if rows - len(work) >= MINIMUM_PREFILL_ROWS - 1:
+                self.costs.learn_prefill(rows, seconds)
+        if len(self.admission.running_ranks) > 1:
+            self._settle(plan, lowest, seconds)
 
-    def advance(self, work: Work, new_tokens: int) -> None:
-        """Record that ``work`` was computed and gave ``new_tokens`` tokens."""
-        work.sequence.computed += work.rows
-        work.sequence.generated += new_tokens
+    def advance(self, work: Work, new_tokens: list[int]) -> None:
+        """Record that ``work`` was computed and gave ``new_tokens``."""
+        sequence = work.sequence
+        sequence.computed += work.rows
+        if new_tokens:
+            sequence.output += new_tokens
+            if sequence.must_progress:
+                self.admission.has_progressed(sequence)
 
-    def finish(self, sequence: Sequence, tokens: Tokens | None) -> None:
+    def finish(self, sequence: Sequence, *, keep: bool) -> None:
         """Forget a sequence, waiting or running (ended or cancelled), and free what it holds at once.
 
-        ``tokens``: those computed, for the next prompt that begins with them; ``None`` where they must not be used.
+        ``keep``: what it computed serves the next prompt that begins alike; else it must not be used.
         """
-        self._is_full = False
-        if sequence.reservation is None:
-            self.waiting.remove(sequence)
-            return
-        self.running.remove(sequence)
-        self._slots.append(sequence.slot)
-        self.cache.release(sequence.reservation, tokens)
-        sequence.slot = -1
-        sequence.reservation = None
+        self.admission.finish(sequence, keep=keep)
+
+    def _admit(self, now: float) -> tuple[list[int], list[Sequence]]:
+        preempted, admitted = self.admission.admit(now)
+        for sequence in admitted:
+            if self.admission.running[sequence.rank][0] is sequence:
+                self._rode[sequence.rank] = now
+                self._debts[sequence.rank] = 0.0
+        return preempted, admitted
+
+    def _riding_ranks(self, now: float) -> list[int]:
+        """The tiers that take part in this step: some, and every running one above them."""
+        ranks = self.admission.running_ranks
+        count = 0
+        is_held_back = False
+        for index, rank in enumerate(ranks):
+            if is_held_back and now - self._rode[rank] < STALL_SECONDS:
+                continue
+            count = index + 1
+            is_prefill_of_ultrafast = rank == ULTRAFAST and _any_prefill(self.admission.running[rank])
+            is_held_back = is_held_back or is_prefill_of_ultrafast or self._debts[rank] > 0.0
+        return ranks[:count]
+
+    def _settle(self, plan: Plan, lowest: int, seconds: float) -> None:
+        """Charge to the tiers down to ``lowest`` by what they slowed higher ones, and pay from the time that passed."""
+        for rank, share in SLOWDOWN_SHARES.items():
+            if self.admission.running[rank]:
+                debt = self._debts[rank] - share * seconds
+                if lowest > rank:
+                    debt += self._slowdown(plan, rank, seconds)
+                # What is owed for longer than anybody may stall has no meaning.
+                self._debts[rank] = min(max(debt, 0.0), share * STALL_SECONDS)
+
+    def _add_prefill(self, work: list[Work], prefilling: list[Sequence], now: float) -> None:
+        """Append chunks of prompts: that of the overdue one, then the others in order, as far as the rows go."""
+        decode_rows = len(work)
+        budget = max(1, min(self._chunk_rows(prefilling[0], decode_rows), self.max_rows - decode_rows))
+        overdue = self.admission.overdue
+        if overdue is not None and len(prefilling) > 1 and overdue in prefilling:
+            prefilling.remove(overdue)
+            budget -= _add_chunk(work, overdue, max(1, budget // _OVERDUE_PART), now)
+        for sequence in prefilling:
+            if budget == 0:
+                break
+            budget -= _add_chunk(work, sequence, budget, now)
+
+    def _chunk_rows(self, first: Sequence, decode_rows: int) -> int:
+        if first.rank != ULTRAFAST and (self._reserves or self.admission.running[ULTRAFAST]):
+            return self.costs.prefill_rows_within(SHORT_STEP_SECONDS, decode_rows)
+        if first.rank == ULTRAFAST and not decode_rows and self.admission.running_count > 1:
+            return self.costs.prefill_rows_within(PREFILL_SECONDS_BEFORE_OTHERS, 0)
+        return self.costs.prefill_rows_beside_decode if decode_rows else self.costs.prefill_rows_alone
+
+    def _slowdown(self, plan: Plan, rank: int, seconds: float) -> float:
+        """By how much the tiers below ``rank``, in it or just before, prolonged a step in which it decoded."""
+        rows = sum(work.sequence.rank <= rank for work in plan.work[: plan.decode_rows])
+        if any(work.sequence.rank <= rank for work in plan.work[plan.decode_rows :]):
+            return 0.0  # its own prefill took most of the step
+        # A step that was never seen without them counts whole, so that it will be.
+        return seconds - self.costs.decode_seconds(rows) if rows else 0.0
+
+
+def _any_prefill(group: list[Sequence]) -> bool:
+    return any(sequence.computed < sequence.prefill_length for sequence in group)
+
+
+def _add_chunk(work: list[Work], sequence: Sequence, budget: int, now: float) -> int:
+    """Append at most ``budget`` rows of a prompt; returns how many."""
+    rows = min(budget, sequence.prefill_length - sequence.computed)
+    sequence.progressed = now
+    work.append(Work(sequence, sequence.computed, rows, sequence.computed + rows == sequence.prefill_length))
+    return rows

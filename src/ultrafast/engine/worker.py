@@ -36,13 +36,14 @@ from ultrafast.engine.messages import (
     Submit,
     ToEngine,
 )
-from ultrafast.errors import EngineError, UltrafastError
-from ultrafast.models import load_model
+from ultrafast.errors import ConfigurationError, EngineError, UltrafastError
+from ultrafast.models import MAX_SEQUENCES, load_model
 from ultrafast.models.loaded import LoadedModel
 from ultrafast.models.text import open_tokenizer
 
 EXIT_BROKEN = 70  # EX_SOFTWARE
 _RECEIVE_BYTES = 1 << 16
+MAXIMUM_RESERVED_SLOTS = 64
 _PR_SET_PDEATHSIG = 1
 
 
@@ -139,6 +140,8 @@ def _await_load(channel: Channel) -> Load:
 
 def _load(channel: Channel, load: Load) -> tuple[Engine, ModelDescription]:
     started = time.perf_counter()
+    if not 0 <= load.reserved_slots <= MAXIMUM_RESERVED_SLOTS:
+        raise ConfigurationError(f"the slots reserved for ultrafast must be 0 to {MAXIMUM_RESERVED_SLOTS}")
     channel.send(Progress("reading the model file"))
     path = Path(load.path)
     tokenizer = open_tokenizer(path)
@@ -150,9 +153,10 @@ def _load(channel: Channel, load: Load) -> tuple[Engine, ModelDescription]:
         context=load.context,
         memory_budget_bytes=None,
         quantize=load.quantize,
+        max_sequences=MAX_SEQUENCES + load.reserved_slots,
     )
     channel.send(Progress("warming up"))
-    engine = Engine(model, tokenizer)
+    engine = Engine(model, tokenizer, reserved_slots=load.reserved_slots)
     engine.warm_up()
     return engine, _describe(load, path, model, time.perf_counter() - started)
 

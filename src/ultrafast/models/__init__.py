@@ -20,6 +20,7 @@ from ultrafast.models.tensors import TensorSource
 from ultrafast.weights import open_model
 
 __all__ = [
+    "MAX_SEQUENCES",
     "WANT_HIDDEN",
     "WANT_LOGITS",
     "WANT_TOKEN",
@@ -36,7 +37,7 @@ WANT_TOP: Final = 2  # log-probabilities: of the sampled token, and of the best 
 WANT_LOGITS: Final = 4
 WANT_HIDDEN: Final = 8
 
-MAX_SEQUENCES: Final = 16  # that run at once
+MAX_SEQUENCES: Final = 16  # that run at once, where nothing else is asked for
 MAX_ROWS: Final = 512  # of one step
 MAX_THREADS: Final = 256
 # Beyond it a context must be asked for: a file may claim millions, and its tables are made at load.
@@ -54,13 +55,15 @@ def load_model(
     context: int | None = None,
     memory_budget_bytes: int | None = None,
     quantize: str | None = None,
+    max_sequences: int = MAX_SEQUENCES,
 ) -> LoadedModel:
     """Read a GGUF file or a Hugging Face directory and lay its weights out for this machine.
 
     ``threads`` defaults to the cores that affinity and control groups allow; ``instruction_set`` to
     ``$ULTRAFAST_INSTRUCTION_SET`` or else the fastest the processor has; ``context`` to the model's own, or what
     ``memory_budget_bytes`` of KV cache and rotary tables hold (by default a quarter of the available memory).
-    ``quantize`` ("q8_0" or "q4_1") quantises the matrices of a float model while they are laid out.
+    ``quantize`` ("q8_0" or "q4_1") quantises the matrices of a float model while they are laid out. At most
+    ``max_sequences`` run at once; the KV cache holds as many of the whole context, where the budget allows it.
 
     Raises the ``ModelError`` kinds for the file and ``ConfigurationError`` for the options.
     """
@@ -71,10 +74,7 @@ def load_model(
     cpus = resources.pinned_cpus(threads)
     with open_model(path) as source:
         configuration, tensors = describe(source)
-        budget = memory_budget_bytes
-        if budget is None:
-            budget = int(resources.available_memory_bytes() * CONTEXT_MEMORY_SHARE)
-        context, block_count = _cache_size(configuration, context, budget)
+        context, block_count = _cache_size(configuration, context, memory_budget_bytes, max_sequences)
         try:
             native, weight_bytes_per_token = _build(
                 tensors,
@@ -85,6 +85,7 @@ def load_model(
                 cpus=cpus,
                 context=context,
                 block_count=block_count,
+                max_sequences=max_sequences,
             )
         except MemoryError:
             raise ConfigurationError(f"not enough memory to load {source.path.name}") from None
@@ -99,7 +100,7 @@ def load_model(
         threads=threads,
         context=context,
         block_count=block_count,
-        max_sequences=MAX_SEQUENCES,
+        max_sequences=max_sequences,
         max_rows=MAX_ROWS,
         weight_bytes_per_token=weight_bytes_per_token,
         quantised_at_load=quantisation.name,
@@ -118,6 +119,7 @@ def _build(
     cpus: list[int],
     context: int,
     block_count: int,
+    max_sequences: int,
 ) -> tuple[_native.Model, int]:
     """The native model, laid out, and the bytes that one token reads."""
     native = _native.Model(
@@ -133,7 +135,7 @@ def _build(
         attention_scale=configuration.attention_scale,
         context=context,
         block_count=block_count,
-        max_sequences=MAX_SEQUENCES,
+        max_sequences=max_sequences,
         max_rows=MAX_ROWS,
     )
     weight_bytes_per_token = build_program(native, configuration, tensors, context, quantisation)
@@ -159,8 +161,12 @@ def _threads(wanted: int | None) -> int:
     return wanted
 
 
-def _cache_size(configuration: ModelConfiguration, wanted: int | None, budget_bytes: int) -> tuple[int, int]:
+def _cache_size(
+    configuration: ModelConfiguration, wanted: int | None, budget_bytes: int | None, max_sequences: int
+) -> tuple[int, int]:
     """(context, blocks in the pool) within the budget, which also pays for the rotary tables."""
+    if budget_bytes is None:
+        budget_bytes = int(resources.available_memory_bytes() * CONTEXT_MEMORY_SHARE)
     block_bytes = configuration.kv_values_per_token * 2 * BLOCK_TOKENS
     rotary_bytes = configuration.rotary_table_values_per_token * 4
     block_and_rotary_bytes = block_bytes + rotary_bytes * BLOCK_TOKENS
@@ -176,4 +182,4 @@ def _cache_size(configuration: ModelConfiguration, wanted: int | None, budget_by
             f"the memory budget is {budget_bytes / 1e6:.1f} MB; choose a smaller --context"
         )
     affordable_blocks = (budget_bytes - context * rotary_bytes) // block_bytes
-    return context, min(affordable_blocks, MAX_SEQUENCES * context_blocks)
+    return context, min(affordable_blocks, max_sequences * context_blocks)
