@@ -25,7 +25,7 @@ _DIMENSIONS: Final[dict[str, ColumnElement[Any]]] = {
     "day": func.date(ledger.c.started, "unixepoch"),  # UTC
 }
 DIMENSIONS: Final = tuple(_DIMENSIONS)
-DEFAULT_DIMENSIONS: Final = ("project", "model", "tier")
+DEFAULT_DIMENSIONS: Final = ("project", "tier")
 
 
 class UsageRow(msgspec.Struct):
