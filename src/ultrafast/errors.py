@@ -18,6 +18,7 @@ UltrafastError
 
 from __future__ import annotations
 
+import errno
 from http import HTTPStatus
 
 
@@ -109,3 +110,10 @@ class NonFiniteError(EngineError):
     """The model produced NaN or infinity; only the sequence concerned is ended."""
 
     code = "non_finite_activation"
+
+
+def storage_reason(error: OSError) -> str:
+    """Why storing failed, in words for a person."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full" + (f" ({error.strerror})" if "needed" in (error.strerror or "") else "")
+    return error.strerror or type(error).__name__

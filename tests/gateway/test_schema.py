@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ultrafast.backends.base import ChatRequest
 from ultrafast.errors import RequestError
-from ultrafast.gateway import schema
 from ultrafast.gateway.schema import parse_chat_request
 
 VOCABULARY = 1000
@@ -18,7 +18,7 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 HOSTILE = "<script>canary-7f3a</script>"
 
 
-def parse(**values: Any) -> schema.ChatRequest:
+def parse(**values: Any) -> ChatRequest:
     return parse_chat_request({"model": "m", "messages": MESSAGES, **values}, VOCABULARY)
 
 
@@ -35,7 +35,7 @@ def test_the_defaults_are_those_of_openai() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.0, 0.0, 1.0)
     assert (request.choices, request.max_tokens, request.stop, request.stream) == (1, None, [], False)
-    assert request.tier == "default"
+    assert request.tier is None  # the project's own
     assert request.sampling.seed == request.seed < 2**53
 
 
@@ -274,7 +274,7 @@ def test_the_model_is_required() -> None:
         assert caught.value.param == "model"
 
 
-TIERS = {None: "default", "auto": "default", "default": "default", "standard": "default", "flex": "flex"}
+TIERS = {None: None, "auto": None, "default": "default", "standard": "default", "flex": "flex"}
 TIERS |= {"priority": "priority", "fast": "fast", "ultrafast": "ultrafast"}
 
 

@@ -1,8 +1,14 @@
-"""What a backend is: anything that turns prompt tokens into a stream of generation events."""
+"""What a backend is: anything that turns a conversation into a stream of generation events.
+
+Two levels. ``ChatBackend`` is what a route leads to: our engine, or another server. ``Backend`` is our
+engine, which takes prompt tokens.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol, Self
+
+import msgspec
 
 from ultrafast.engine.messages import (
     GenerationEvent,
@@ -16,6 +22,9 @@ from ultrafast.models.sampling import SamplingParameters
 
 __all__ = [
     "Backend",
+    "Call",
+    "ChatBackend",
+    "ChatRequest",
     "GenerationEvent",
     "GenerationRequest",
     "GenerationStream",
@@ -25,6 +34,33 @@ __all__ = [
     "TokenLogprob",
     "TopToken",
 ]
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """What a client asks, validated. ``messages`` hold ``role``, ``content`` and perhaps ``name``, all strings."""
+
+    model: str
+    messages: list[dict[str, str]]
+    sampling: SamplingParameters
+    seed: int  # as given or drawn; ``sampling.seed`` is the same, unsigned
+    choices: int
+    max_tokens: int | None
+    stop: list[str]
+    logprobs: bool
+    stream: bool
+    include_usage: bool
+    tier: str | None  # the tier's name as asked for; None: the project's own
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request on its way to a backend, admitted to ``tier``, the tier that is served and billed."""
+
+    request_id: str
+    chat: ChatRequest
+    tier: str
+    project: str  # id; a backend that keeps prefixes shares them within a project only
+    max_tokens: int  # new tokens per choice, the default filled in
+    prompt_tokens: list[int] | None = None  # where the model runs on an engine of ours, which counts in its tokens
 
 
 class GenerationStream(Protocol):
@@ -43,8 +79,26 @@ class GenerationStream(Protocol):
         ...
 
 
+class ChatBackend(Protocol):
+    """Runs calls; what a route leads to."""
+
+    @property
+    def name(self) -> str:
+        """As the operator calls it: for logs, the ledger and metrics."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call submitted now would be tried."""
+        ...
+
+    def answer(self, call: Call) -> GenerationStream:
+        """Submit ``call`` and return its events. Raises ``EngineUnavailableError`` when not ready."""
+        ...
+
+
 class Backend(Protocol):
-    """Runs requests for one model."""
+    """Our engine: runs requests for one model."""
 
     @property
     def name(self) -> str:

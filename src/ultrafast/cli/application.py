@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ultrafast.cli import bench, chat, doctor, models, output, run, serve
+from ultrafast.cli import bench, capacity, chat, doctor, keys, models, output, preview, projects, run, serve, usage
 from ultrafast.errors import UltrafastError
 
 __all__ = ["app", "execute"]
@@ -36,6 +36,11 @@ app = typer.Typer(
 app.command("run", short_help="Answer one prompt.", context_settings={"allow_extra_args": True})(run.run)
 app.command("chat", short_help="Talk with the model.")(chat.chat)
 app.command("serve", short_help="Serve OpenAI's API on this machine.")(serve.serve)
+app.add_typer(projects.app, name="projects", short_help="List, create and change projects.")
+app.add_typer(keys.app, name="keys", short_help="List, create and revoke API keys.")
+app.add_typer(preview.app, name="preview", short_help="Say which projects may use the tier ultrafast.")
+app.add_typer(capacity.app, name="capacity", short_help="Show and set the tiers' slots.")
+app.command("usage", short_help="Show what was used, and what it costs.")(usage.usage)
 app.add_typer(models.app, name="models", short_help="Fetch, list, inspect and remove models.")
 app.command("doctor", short_help="Examine this machine and the speed on it.")(doctor.doctor)
 app.add_typer(bench.app, name="bench", short_help="Measure our engine beside its peers.")

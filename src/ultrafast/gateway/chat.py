@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from ultrafast.backends.base import Backend, GenerationRequest, GenerationStream, Summary, TokenLogprob
+from ultrafast.backends.base import Backend, ChatRequest, GenerationRequest, GenerationStream, Summary, TokenLogprob
 from ultrafast.backends.prompt import ChatPrompt
 from ultrafast.errors import EngineError, EngineUnavailableError, UltrafastError
 from ultrafast.gateway.catalogue import Catalogue
@@ -33,7 +33,8 @@ from ultrafast.gateway.responses import (
     time_info_of,
     usage_of,
 )
-from ultrafast.gateway.schema import DEFAULT_MAX_TOKENS, ChatRequest, parse_chat_request
+from ultrafast.gateway.schema import DEFAULT_MAX_TOKENS, parse_chat_request
+from ultrafast.gateway.tiers import DEFAULT_TIER
 
 logger = logging.getLogger("ultrafast.requests")
 
@@ -132,13 +133,13 @@ class ChatCompletions:
             choices=chat.choices,
             stop=chat.stop,
             logprobs=chat.logprobs,
-            tier=chat.tier,
+            tier=chat.tier or DEFAULT_TIER,
         )
         heading = Heading(
             id="chatcmpl-" + uuid.uuid4().hex,
             created=int(time.time()),
             model=model.name,
-            service_tier=chat.tier,
+            service_tier=chat.tier or DEFAULT_TIER,
             system_fingerprint="fp_" + model.fingerprint,
         )
         headers = [(b"x-request-id", request_id.encode())]

@@ -8,9 +8,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, Final
 
-import msgspec
-
-from ultrafast.backends.base import SamplingParameters
+from ultrafast.backends.base import ChatRequest, SamplingParameters
 from ultrafast.errors import RequestError
 from ultrafast.gateway.fields import Fields, is_number
 from ultrafast.gateway.tiers import read_tier
@@ -44,22 +42,6 @@ _NOT_SERVED: Final = (
     "web_search_options",
 )
 _WITHOUT_EFFECT: Final = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-
-
-class ChatRequest(msgspec.Struct, frozen=True):
-    """A validated request. ``messages`` hold ``role``, ``content`` and perhaps ``name``, all strings."""
-
-    model: str
-    messages: list[dict[str, str]]
-    sampling: SamplingParameters
-    seed: int  # as given or drawn; ``sampling.seed`` is the same, unsigned
-    choices: int
-    max_tokens: int | None
-    stop: list[str]
-    logprobs: bool
-    stream: bool
-    include_usage: bool
-    tier: str
 
 
 def parse_chat_request(body: dict[str, Any], vocabulary_size: int) -> ChatRequest:

@@ -10,7 +10,10 @@ from ultrafast.gateway.fields import Fields
 DEFAULT_TIER: Final = "default"
 ULTRAFAST: Final = "ultrafast"
 
-# What a request may say → how it is served and reported. ``auto`` and nothing are the same.
+# The tiers, most urgent first: separate slots, limits and prices. ``fast`` is another word for ``priority``.
+TIERS: Final = (ULTRAFAST, "priority", DEFAULT_TIER, "flex")
+
+# What a request may say → how it is served and reported. ``auto`` and nothing are the same: the project's own tier.
 SERVICE_TIERS: Final = {
     "auto": None,
     "default": DEFAULT_TIER,
@@ -24,8 +27,16 @@ SERVICE_TIERS: Final = {
 REASONING_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max", ULTRAFAST)
 
 
-def read_tier(fields: Fields) -> str:
-    """The tier asked for by ``service_tier`` or ``reasoning_effort``; raises RequestError where the two differ."""
+def lane_of(tier: str) -> str:
+    """The tier of ``TIERS`` that a served tier, whatever word it is reported by, belongs to."""
+    return "priority" if tier == "fast" else tier
+
+
+def read_tier(fields: Fields) -> str | None:
+    """The tier asked for by ``service_tier`` or ``reasoning_effort``, None where neither does.
+
+    Raises RequestError where the two differ.
+    """
     word = fields.choice("service_tier", SERVICE_TIERS)
     effort = fields.choice("reasoning_effort", REASONING_EFFORTS)
     tier = SERVICE_TIERS[word] if word is not None else None
@@ -33,4 +44,4 @@ def read_tier(fields: Fields) -> str:
         raise RequestError(
             "'service_tier' and 'reasoning_effort' ask for different tiers", param="service_tier", code="invalid_value"
         )
-    return ULTRAFAST if effort == ULTRAFAST else tier or DEFAULT_TIER
+    return ULTRAFAST if effort == ULTRAFAST else tier

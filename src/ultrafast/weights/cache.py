@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import sys
@@ -64,10 +63,3 @@ def locked(directory: Path, progress: Progress | None) -> Iterator[None]:
                 progress.message("waiting for another process that is fetching a model")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield  # closing the file releases the lock
-
-
-def storage_reason(error: OSError) -> str:
-    """Why storing failed, in words for a person."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full" + (f" ({error.strerror})" if "needed" in (error.strerror or "") else "")
-    return error.strerror or type(error).__name__

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ultrafast.errors import DownloadError, ModelNotFoundError, UnsupportedModelError
+from ultrafast.errors import DownloadError, ModelNotFoundError, UnsupportedModelError, storage_reason
 from ultrafast.weights import choice
-from ultrafast.weights.cache import ModelLocation, Progress, locked, models_directory, storage_reason
+from ultrafast.weights.cache import ModelLocation, Progress, locked, models_directory
 from ultrafast.weights.huggingface import CONFIGURATION_NAME, quantised
 from ultrafast.weights.json_text import read_object
 from ultrafast.weights.source import shown

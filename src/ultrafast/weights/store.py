@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn
 
-from ultrafast.errors import DownloadError, ModelNotFoundError
+from ultrafast.errors import DownloadError, ModelNotFoundError, storage_reason
 from ultrafast.weights import hub
 from ultrafast.weights.cache import (
     ModelLocation,
@@ -33,7 +33,6 @@ from ultrafast.weights.cache import (
     cache_directory,
     locked,
     models_directory,
-    storage_reason,
 )
 from ultrafast.weights.huggingface import weights_bytes
 from ultrafast.weights.source import shown
