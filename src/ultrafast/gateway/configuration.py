@@ -34,9 +34,9 @@ OverCapacity = Literal["queue", "downgrade", "refuse"]
 LOCAL: Final = "local"  # the backend's name where nothing is configured
 ANY_MODEL: Final = "*"  # in prices: every model without a price of its own; in aliases: the first model
 
-Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Milliseconds = Annotated[int, Meta(ge=0, le=3_600_000)]
-Money = Annotated[float, Meta(ge=0, le=1e9)]
+Money = Annotated[float, Meta(ge=0, le=1_000_000_000)]
 
 
 class RouteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
