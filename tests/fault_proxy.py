@@ -27,6 +27,7 @@ class Fault(enum.Enum):
     NO_JSON = "answers events that are no JSON"
     ENDLESS_EVENT = "answers an event that does not end"
     SCRIPT = "answers the bytes in `script`"
+    SCRIPT_AND_STALL = "answers the bytes in `script`, then nothing"
 
 
 EVENTS_BEFORE_THE_FAULT = 3
@@ -111,9 +112,11 @@ class FaultProxy:
         )
         self.requests.append(head + await reader.readexactly(length))
         fault = self.fault
-        if fault is Fault.SCRIPT or fault in _SCRIPTED:
+        if fault in _SCRIPTED or fault in (Fault.SCRIPT, Fault.SCRIPT_AND_STALL):
             writer.write(_SCRIPTED.get(fault) or (self.scripts.pop(0) if self.scripts else self.script))
             await writer.drain()
+            if fault is Fault.SCRIPT_AND_STALL:
+                await self._until_client_leaves(reader)
             return False
         if fault is Fault.ENDLESS_EVENT:
             writer.write(_STREAM + b"data: ")

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fault_proxy import Fault, FaultProxy, events, response
+from ultrafast.backends import upstream
 from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, RelayedStream, SamplingParameters
 from ultrafast.backends.settings import UpstreamSettings
 from ultrafast.backends.upstream import UpstreamBackend, UpstreamStream, read_key
@@ -244,6 +245,21 @@ async def test_a_complete_answer_needs_no_account(proxy: FaultProxy) -> None:
     found, stream = await answer_of(proxy, chunk("Hello"), chunk(None, "stop"))  # then the connection closes
     assert (found[-1].finish_reason, stream.estimated) == ("stop", True)
     assert found[-1].summary is not None
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_complete_answer_waits_for_its_account_only_so_long(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    monkeypatch.setattr(upstream, "_ACCOUNT_SECONDS", 0.3)
+    proxy.fault = Fault.SCRIPT_AND_STALL
+    text = [chunk("Hello"), chunk(None, "stop")] if apart else [chunk("Hello", "stop")]
+    started = time.monotonic()
+    found, stream = await answer_of(proxy, *text, idle_seconds=0.05)
+    assert [(event.text, event.finish_reason) for event in found] == [("Hello", None), ("", "stop")]
+    assert stream.estimated
+    assert 0.2 < time.monotonic() - started < 2
+    await asyncio.wait_for(proxy.left.wait(), 1)
 
 
 async def test_errors_in_the_stream_that_are_the_clients(proxy: FaultProxy) -> None:

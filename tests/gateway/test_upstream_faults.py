@@ -25,7 +25,7 @@ from ultrafast.backends.settings import UpstreamSettings
 from ultrafast.backends.upstream import UpstreamBackend
 from ultrafast.errors import EngineUnavailableError, RequestError, UpstreamError
 from ultrafast.gateway.configuration import Configuration, RouteSettings
-from ultrafast.gateway.routes import Attempt, Routes
+from ultrafast.gateway.routes import Attempt, Routes, upstream_backends
 
 QUESTION = "Name three colours and say what each is good for."
 TOKENS = 24
@@ -272,6 +272,21 @@ async def test_another_task_closes_the_stream(server: RunningServer, direct: tup
         await asyncio.wait_for(setting.proxy.left.wait(), 1)
         await opened.aclose()
         assert setting.backends["bad"].in_flight == 0
+
+
+async def test_a_reload_drops_no_stream(server: RunningServer, direct: tuple[str, int]) -> None:
+    async with setting_of(server, direct, ("good",)) as setting:
+        opened = await setting.routes.open(call_of())
+        changed = settings_of(server.base_url, concurrent=3)
+        configuration = Configuration(backends={"good": changed}, routes=(RouteSettings("chat", ("good",)),))
+        backends = upstream_backends(configuration, ENVIRONMENT, setting.backends)
+        routes = Routes(configuration, backends)
+        retiring = asyncio.create_task(setting.backends["good"].retire())
+        other = await routes.open(call_of())
+        assert not retiring.done()
+        assert text_of(await read(opened)) == text_of(await read(other)) == setting.answer
+        await asyncio.wait_for(retiring, 5)
+        await backends["good"].retire()
 
 
 async def test_what_is_sent_is_openai_s(server: RunningServer, direct: tuple[str, int]) -> None:

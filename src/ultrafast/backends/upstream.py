@@ -272,19 +272,15 @@ class UpstreamStream:
             await self._wait()
         except RefusedError as refused:
             refusal = refused.refusal
-        except TimeoutError:
+        except (TimeoutError, httpx2.HTTPError, httpx2.StreamError) as error:
             if self._ended:
                 return
-            seconds = self._backend.settings.idle_seconds if self._answer.begun else self._first_token_seconds
-            refusal = _failure("took too long to answer", f"no token for {seconds:g} s")
-        except httpx2.ConnectError:
-            refusal = _failure("cannot be reached", "no connection")
-        except httpx2.ConnectTimeout:
-            refusal = _failure("cannot be reached", f"no connection in {self._backend.settings.connect_seconds:g} s")
+            if self._answer.complete:  # nothing but the account is missing
+                self._events.append(self._answer.end())
+                return
+            refusal = self._broken(error)
         except AnswerError as error:
             refusal = _failure("broke off its answer", str(error))
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            refusal = _failure("broke off its answer", f"the connection failed ({type(error).__name__})")
         except (ValueError, RecursionError, msgspec.MsgspecError):
             refusal = _failure("sent no valid answer", "what it sent is no stream of chat completions")
         else:
@@ -293,20 +289,25 @@ class UpstreamStream:
 
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
-        idle = self._backend.settings.idle_seconds
-        async with asyncio.timeout(idle if self._answer.begun else self._first_token_seconds) as waiting:
+        settings = self._backend.settings
+        if self._answer.complete:
+            seconds = _ACCOUNT_SECONDS
+        else:
+            seconds = settings.idle_seconds if self._answer.begun else settings.first_token_seconds
+        async with asyncio.timeout(seconds) as waiting:
             self._waiting = waiting
             try:
                 if self._response is None:
                     await self._open()
                 while not self._events and not self._ended:
-                    data = await self._piece()
+                    data = await anext(self._pieces, None)
                     if data is None:
                         self._events.append(self._answer.end())
-                        continue
+                        return
                     self._add(data)
                     if self._answer.alive:
-                        waiting.reschedule(loop.time() + idle)
+                        seconds = _ACCOUNT_SECONDS if self._answer.complete else settings.idle_seconds
+                        waiting.reschedule(loop.time() + seconds)
             finally:
                 self._waiting = None
 
@@ -316,15 +317,6 @@ class UpstreamStream:
         if kind != "text/event-stream" or response.headers.get("content-encoding", "identity") != "identity":
             raise ValueError("no stream of events")
         self._pieces = response.aiter_raw()
-
-    async def _piece(self) -> bytes | None:
-        """The next bytes; None at the end. Once every choice has ended, nothing but the account can be missed."""
-        if not self._answer.complete:
-            return await anext(self._pieces, None)
-        with contextlib.suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError):
-            async with asyncio.timeout(_ACCOUNT_SECONDS):
-                return await anext(self._pieces, None)
-        return None
 
     def _add(self, data: bytes) -> None:
         for event in self._reader.feed(data):
@@ -339,9 +331,19 @@ class UpstreamStream:
             if self._answer.begun:
                 self._judge_good()
 
-    @property
-    def _first_token_seconds(self) -> float:
-        return self._backend.settings.first_token_seconds
+    def _broken(self, error: Exception) -> Refusal:
+        """What a connection's failure means."""
+        settings = self._backend.settings
+        match error:
+            case TimeoutError():
+                seconds = settings.idle_seconds if self._answer.begun else settings.first_token_seconds
+                return _failure("took too long to answer", f"no token for {seconds:g} s")
+            case httpx2.ConnectTimeout():
+                return _failure("cannot be reached", f"no connection in {settings.connect_seconds:g} s")
+            case httpx2.ConnectError():
+                return _failure("cannot be reached", "no connection")
+            case _:
+                return _failure("broke off its answer", f"the connection failed ({type(error).__name__})")
 
     def _judge_good(self) -> None:
         if not self._judged:
