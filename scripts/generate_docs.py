@@ -19,8 +19,7 @@ from msgspec import inspect
 
 from ultrafast.cli.application import app, execute
 from ultrafast.gateway import configuration
-from ultrafast.gateway.configuration_file import key_text, value_text
-from ultrafast.gateway.configuration_values import words_of
+from ultrafast.gateway.configuration_values import key_text, value_text, words_of
 
 COMMANDS = Path("docs/cli.md")
 CONFIGURATION = Path("docs/configuration.md")

@@ -36,6 +36,7 @@ from ultrafast.gateway.configuration_overrides import (
     changes_needing_restart,
     environment_overrides,
     merged,
+    reloaded,
 )
 from ultrafast.gateway.tiers import TIERS
 
@@ -385,3 +386,34 @@ def test_what_needs_a_restart(file: Path) -> None:
         "backends.local",
         "backends.more",
     ]
+
+
+def test_a_reload_takes_what_it_can(file: Path) -> None:
+    old = load(file, SERVERS + ROUTE)
+    text = "port = 9\n" + SERVERS.replace("threads = 1", "threads = 2") + ROUTE
+    new = load(file, text.replace("far", "near"))
+    found = reloaded(old, new, ENVIRONMENT)
+    assert (found.port, found.routes) == (old.port, new.routes)
+    assert found.backends == {"near": new.backends["near"], "local": old.backends["local"]}
+    assert changes_needing_restart(old, new) == ["port", "backends.local"]
+    assert changes_needing_restart(old, found) == []
+    # A file without servers and routes leaves the engine that runs.
+    assert reloaded(old, load(file, ""), ENVIRONMENT).backends == {"local": old.backends["local"]}
+
+
+def test_a_reload_that_needs_another_engine(file: Path) -> None:
+    old = load(file, SERVERS + ROUTE)
+    another = load(file, (SERVERS + ROUTE).replace("local", "more"))
+    with pytest.raises(ConfigurationError) as caught:
+        reloaded(old, another, ENVIRONMENT)
+    assert 'without a restart, routes[0].backends names "more", which is no backend' in str(caught.value)
+    swapped = load(
+        file,
+        (SERVERS + ROUTE)
+        .replace("local", "x")
+        .replace("far", "local")
+        .replace("[backends.x]", "[backends.far]")
+        .replace('"x"', '"far"'),
+    )
+    with pytest.raises(ConfigurationError, match=r"without a restart, backends\.local cannot become another server"):
+        reloaded(old, swapped, ENVIRONMENT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -17,14 +16,13 @@ from ultrafast.gateway import toml_lines
 from ultrafast.gateway.configuration import Configuration
 from ultrafast.gateway.configuration_check import check
 from ultrafast.gateway.configuration_overrides import Overrides, override
-from ultrafast.gateway.configuration_values import choice_of, fits, words_of
+from ultrafast.gateway.configuration_values import choice_of, dotted, fits, key_text, value_text, words_of
 
 CONFIGURATION_VARIABLE: Final = "ULTRAFAST_CONFIG"
 MAXIMUM_FILE_BYTES: Final = 1 << 20
 
 # Tables whose entries add to the defaults or change them, one by one; any other table replaces its default.
 _ADDED: Final = frozenset({("tiers",), ("prices", "models"), ("prices", "multiples")})
-_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 Node = toml_lines.Path
 
@@ -169,17 +167,6 @@ def _default(field: inspect.Field) -> object:
     return field.default
 
 
-def dotted(node: Node) -> str:
-    """A path as TOML's users write it: ``routes[0].backends``."""
-    text = ""
-    for part in node:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += ("." if text else "") + key_text(part)
-    return text or "it"
-
-
 def show(configuration: Configuration) -> str:
     """The configuration as TOML, with every default; it holds no secret, only where each one is."""
     lines: list[str] = []
@@ -207,26 +194,3 @@ def _write(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) ->
 
 def _is_table(value: object) -> bool:
     return isinstance(value, dict) or (isinstance(value, list | tuple) and any(map(_is_table, value)))
-
-
-def key_text(name: str) -> str:
-    """A key as TOML writes it."""
-    return name if _BARE_KEY.fullmatch(name) else _string(name)
-
-
-def _string(text: str) -> str:
-    # JSON's escapes are TOML's, but for one control character that JSON leaves as it is.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def value_text(value: object) -> str:
-    """A value as TOML writes it."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return _string(value)
-        case list() | tuple():
-            return "[" + ", ".join(map(value_text, value)) + "]"
-        case _:
-            return repr(value)

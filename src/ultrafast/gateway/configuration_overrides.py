@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
 from ultrafast.errors import ConfigurationError
-from ultrafast.gateway.configuration import ANY_MODEL, Configuration, EngineSettings
+from ultrafast.gateway.configuration import ANY_MODEL, Configuration, EngineSettings, UpstreamSettings
+from ultrafast.gateway.configuration_check import check
+from ultrafast.gateway.configuration_values import dotted
 
 HOST_VARIABLE: Final = "ULTRAFAST_HOST"
 PORT_VARIABLE: Final = "ULTRAFAST_PORT"
@@ -65,7 +67,7 @@ def override(configuration: Configuration, overrides: Overrides) -> Configuratio
 
 
 def _with_engine(configuration: Configuration, values: dict[str, object]) -> dict[str, object]:
-    engines = [name for name, settings in configuration.backends.items() if isinstance(settings, EngineSettings)]
+    engines = list(_engines(configuration))
     if len(engines) != 1:
         flags = ", ".join("--" + name.replace("_", "-") for name in values)
         raise ConfigurationError(
@@ -78,9 +80,29 @@ def _with_engine(configuration: Configuration, values: dict[str, object]) -> dic
 def changes_needing_restart(old: Configuration, new: Configuration) -> list[str]:
     """What differs and cannot change while serving, by name; everything else takes effect for the next request."""
     changed = [name for name in _FIXED if getattr(old, name) != getattr(new, name)]
-    engines = [
-        {name: settings for name, settings in each.backends.items() if isinstance(settings, EngineSettings)}
-        for each in (old, new)
-    ]
-    names = sorted(engines[0].keys() | engines[1].keys())
-    return changed + [f"backends.{name}" for name in names if engines[0].get(name) != engines[1].get(name)]
+    before, after = _engines(old), _engines(new)
+    names = sorted(before.keys() | after.keys())
+    return changed + [f"backends.{name}" for name in names if before.get(name) != after.get(name)]
+
+
+def reloaded(old: Configuration, new: Configuration, environment: Mapping[str, str]) -> Configuration:
+    """``new`` as far as it can hold while serving: what needs a restart stays as in ``old``.
+
+    Raises ConfigurationError where that makes no whole, as with a route to an engine that does not run.
+    """
+    engines = _engines(old)
+    servers = {name: settings for name, settings in new.backends.items() if isinstance(settings, UpstreamSettings)}
+    kept = {name: getattr(old, name) for name in _FIXED}
+    mixed = msgspec.structs.replace(new, **kept, backends={**servers, **engines})
+
+    def fail(node: tuple[str | int, ...], message: str) -> NoReturn:
+        raise ConfigurationError(f"without a restart, {dotted(node)} {message}")
+
+    if both := sorted(servers.keys() & engines.keys()):
+        fail(("backends", both[0]), "cannot become another server: it is a running engine")
+    check(mixed, environment, fail)
+    return mixed
+
+
+def _engines(configuration: Configuration) -> dict[str, EngineSettings]:
+    return {name: one for name, one in configuration.backends.items() if isinstance(one, EngineSettings)}

@@ -1,11 +1,16 @@
-"""The single values of a configuration: what their types let pass, and how a person is told."""
+"""The single values of a configuration: what their types let pass, how a person is told, how TOML writes them."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable
+from typing import Final
 
 from msgspec import inspect
+
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def fits(value: object, kind: inspect.Type) -> bool:
@@ -58,3 +63,37 @@ def words_of(kind: inspect.Type) -> str:
 def choice_of(values: Iterable[object]) -> str:
     """The values that are possible."""
     return " or ".join(f'"{value}"' for value in sorted(map(str, values)))
+
+
+def dotted(node: tuple[str | int, ...]) -> str:
+    """A path as TOML's users write it: ``routes[0].backends``."""
+    text = ""
+    for part in node:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + key_text(part)
+    return text or "it"
+
+
+def key_text(name: str) -> str:
+    """A key as TOML writes it."""
+    return name if _BARE_KEY.fullmatch(name) else _string(name)
+
+
+def _string(text: str) -> str:
+    # JSON's escapes are TOML's, but for one control character that JSON leaves as it is.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def value_text(value: object) -> str:
+    """A value as TOML writes it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return _string(value)
+        case list() | tuple():
+            return "[" + ", ".join(map(value_text, value)) + "]"
+        case _:
+            return repr(value)
