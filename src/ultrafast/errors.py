@@ -12,6 +12,7 @@ UltrafastError
 ├── ConfigurationError           an option, variable or environment is wrong
 └── EngineError                  the engine could not finish a request (HTTP 5xx)
     ├── EngineUnavailableError   starting, restarting or draining; worth a retry
+    ├── UpstreamError            another server, to which the request was sent on, failed (HTTP 502)
     ├── CacheFullError           the KV cache has no room
     └── NonFiniteError           the model produced NaN or infinity
 """
@@ -93,10 +94,24 @@ class EngineError(UltrafastError):
 
 
 class EngineUnavailableError(EngineError):
-    """The engine is starting, restarting or draining; a retry is worth while."""
+    """The engine is starting, restarting or draining; a retry is worth while.
+
+    ``retry_after_seconds`` is set where it is known when: another server said so.
+    """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "server_is_overloaded"
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UpstreamError(EngineError):
+    """Another server, to which the request was sent on, failed."""
+
+    status = HTTPStatus.BAD_GATEWAY
+    code = "upstream_error"
 
 
 class CacheFullError(EngineError):

@@ -6,7 +6,7 @@ engine, which takes prompt tokens.
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -29,6 +29,7 @@ __all__ = [
     "GenerationRequest",
     "GenerationStream",
     "ModelDescription",
+    "RelayedStream",
     "SamplingParameters",
     "Summary",
     "TokenLogprob",
@@ -76,6 +77,21 @@ class GenerationStream(Protocol):
 
     async def aclose(self) -> None:
         """Give the request up."""
+        ...
+
+
+@runtime_checkable
+class RelayedStream(Protocol):
+    """What a stream of another server's tokens tells beside its events, whose ``token_ids`` are empty: unknown here."""
+
+    @property
+    def served_tier(self) -> str | None:
+        """The tier that it says it serves, as far as is known by now; ``None``: the call's own."""
+        ...
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the summary's token counts are estimates, as that server sent no usage."""
         ...
 
 

@@ -1,0 +1,427 @@
+"""Another server of OpenAI's API as a backend: any URL, its own model name, its own words for tiers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hmac
+import logging
+import random
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx2
+import msgspec
+
+from ultrafast.backends.base import Call, GenerationEvent
+from ultrafast.backends.health import Health
+from ultrafast.backends.key_file import check_key, read_key_file
+from ultrafast.backends.server_sent_events import EventReader
+from ultrafast.backends.settings import UpstreamSettings
+from ultrafast.backends.upstream_answer import Answer, AnswerError
+from ultrafast.backends.upstream_failures import (
+    MAXIMUM_ERROR_BYTES,
+    Refusal,
+    capacity_error,
+    refusal_of,
+    stream_refusal,
+)
+from ultrafast.backends.upstream_messages import ALTERNATIVES, read_chunk, request_body
+from ultrafast.errors import ConfigurationError, UltrafastError, UpstreamError
+
+logger = logging.getLogger(__name__)
+
+_DONE: Final = b"[DONE]"
+_ACCOUNT_SECONDS: Final = 5.0  # for the usage, once every choice has ended
+_LAST_BYTES_SECONDS: Final = 1.0  # for the end of the response after its last event
+_STALE_TRIES: Final = 4  # of kept connections that the other side may have closed meanwhile
+_KEEP_ALIVE_SECONDS: Final = 30.0
+
+
+def read_key(settings: UpstreamSettings, environment: Mapping[str, str]) -> str | None:
+    """The key of a backend. Raises ConfigurationError, which says where it was looked for and never what it is."""
+    if settings.key_variable is not None:
+        value = environment.get(settings.key_variable, "")
+        if not value:
+            raise ConfigurationError(f"the environment variable {settings.key_variable} is not set")
+        check_key(value, settings.key_variable)
+        return value
+    if settings.key_file is not None:
+        path = Path(settings.key_file).expanduser()
+        try:
+            return read_key_file(path)
+        except OSError as error:
+            raise ConfigurationError(f"the key file {path} cannot be read: {error.strerror}") from None
+    return None
+
+
+@functools.cache
+def _authorities() -> ssl.SSLContext:
+    """Certificates are checked. Made once, for it takes a fifth of a second; where no TLS is spoken, never."""
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+class UpstreamBackend:
+    """Sends calls on to one server and relays its tokens. No proxy or login of the environment is used."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: UpstreamSettings,
+        *,
+        environment: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.key = read_key(settings, environment)
+        self._url = settings.url.rstrip("/") + "/chat/completions"
+        self._clock = clock
+        self._draw = draw
+        # By the word for the tier: a full tier there says nothing about the others.
+        self._healths: dict[str | None, Health] = {}
+        self._alternatives: dict[str, str | None] = {}  # of fields that it was found to refuse
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._retired = False
+        headers = {"accept": "text/event-stream", "accept-encoding": "identity", "content-type": "application/json"}
+        if self.key is not None:
+            headers["authorization"] = f"Bearer {self.key}"
+        encrypted = settings.url.lower().startswith("https:")
+        self._client = httpx2.AsyncClient(
+            headers=headers | {"user-agent": "ultrafast"},
+            timeout=httpx2.Timeout(None, connect=settings.connect_seconds),
+            limits=httpx2.Limits(
+                max_connections=None,  # calls are counted, none waits
+                max_keepalive_connections=settings.concurrent,
+                keepalive_expiry=_KEEP_ALIVE_SECONDS,
+            ),
+            verify=_authorities() if encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            http2=False,
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call submitted now would be tried, at one tier at least."""
+        healths = self._healths.values()
+        return self._has_room and (not healths or any(health.ready for health in healths))
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that are being answered."""
+        return self._in_flight
+
+    def same_as(self, settings: UpstreamSettings, key: str | None) -> bool:
+        """Whether a backend made from these would be this one."""
+        return settings == self.settings and hmac.compare_digest((key or "").encode(), (self.key or "").encode())
+
+    def answer(self, call: Call) -> UpstreamStream:
+        """Submit ``call``. Raises EngineUnavailableError while it is full or backing off."""
+        word = self.settings.tiers.get(call.tier)
+        health = self._healths.setdefault(word, Health(self._clock, self._draw))
+        if not self._has_room or not health.ready:
+            raise capacity_error(health.wait_seconds or None)
+        self._in_flight += 1
+        self._idle.clear()
+        return UpstreamStream(self, call, word, health)
+
+    async def retire(self) -> None:
+        """Take no further calls; returns when those that run have ended and every connection is closed."""
+        self._retired = True
+        await self._idle.wait()
+        await self._client.aclose()
+
+    def tier_of(self, word: str) -> str:
+        """Our tier for a word of the other server; the word itself where the operator named none."""
+        return next((tier for tier, known in self.settings.tiers.items() if known == word), word)
+
+    async def send(self, call: Call, word: str | None) -> httpx2.Response:
+        """Send the request until the other server takes it. Raises httpx2's errors and ``RefusedError``."""
+        body = request_body(call, model=self.settings.model, service_tier=word)
+        for name in self.settings.omit:
+            body.pop(name, None)
+        tried = dict(self._alternatives)
+        _replace(body, tried)
+        while True:
+            response = await self._post(msgspec.json.encode(body))
+            if response.status_code == httpx2.codes.OK:
+                self._alternatives = tried
+                return response
+            data = await _beginning(response)
+            found = _refused_field(response.status_code, body, data)
+            if found is None:
+                raise RefusedError(refusal_of(response.status_code, response.headers, data, secret=self.key))
+            tried[found] = ALTERNATIVES[found]
+            _replace(body, tried)
+
+    def release(self) -> None:
+        """A stream of ours has ended."""
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self._idle.set()
+
+    @property
+    def _has_room(self) -> bool:
+        return not self._retired and self._in_flight < self.settings.concurrent
+
+    async def _post(self, content: bytes) -> httpx2.Response:
+        """One request. A kept connection may turn out closed from the other side: then again, on another."""
+        for remaining in reversed(range(_STALE_TRIES)):
+            fresh = remaining == 0
+
+            async def note(event: str, _: dict[str, Any]) -> None:
+                nonlocal fresh
+                fresh |= event == "connection.connect_tcp.started"
+
+            request = self._client.build_request("POST", self._url, content=content, extensions={"trace": note})
+            try:
+                return await self._client.send(request, stream=True)
+            except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError):
+                if fresh:
+                    raise
+        raise AssertionError("the last try raises or returns")
+
+
+class RefusedError(Exception):
+    """The other server answered, and not with an answer."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__()
+        self.refusal = refusal
+
+
+class UpstreamStream:
+    """The events of one call; see ``backends.base.GenerationStream`` and ``RelayedStream``.
+
+    Bytes are read when an event is asked for, so a slow reader slows the other server down, and nothing piles up.
+    """
+
+    def __init__(self, backend: UpstreamBackend, call: Call, word: str | None, health: Health) -> None:
+        self._backend = backend
+        self._call = call
+        self._word = word
+        self._health = health
+        self._round = health.begin()
+        self._judged = False
+        self._released = False
+        self._ended = False
+        self._whole = False  # its last event has come
+        self._error: UltrafastError | None = None
+        self._answer = Answer(call)
+        self._reader = EventReader()
+        self._response: httpx2.Response | None = None
+        self._pieces: Any = None  # the response's iterator
+        self._waiting: asyncio.Timeout | None = None
+        self._events: deque[GenerationEvent] = deque()
+
+    @property
+    def served_tier(self) -> str | None:
+        """See ``RelayedStream``. Where no word was sent, what the other server says is about tiers of its own."""
+        reported = self._answer.tier_word
+        if self._word is None or reported is None or reported == self._word:
+            return None
+        return self._backend.tier_of(reported)
+
+    @property
+    def estimated(self) -> bool:
+        """See ``RelayedStream``."""
+        return self._answer.estimated
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GenerationEvent:
+        if not self._events and not self._ended:
+            await self._next_events()
+        if self._events:
+            event = self._events.popleft()
+            if event.summary is not None:
+                self._ended = True
+                self._release()
+            return event
+        await self.aclose()
+        if self._error is not None:
+            raise self._error
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Give the call up: the connection is closed at once, so that the other server stops."""
+        self._ended = True
+        self._events.clear()
+        try:
+            if self._waiting is None:
+                await self._close()
+            else:
+                # Another task is reading: it wakes, and closes what it reads from.
+                self._waiting.reschedule(asyncio.get_running_loop().time())
+        finally:
+            self._release()
+
+    async def _next_events(self) -> None:
+        """Wait for the next events. Whatever goes wrong ends the stream, after the events that came before it."""
+        try:
+            await self._wait()
+        except RefusedError as refused:
+            refusal = refused.refusal
+        except (TimeoutError, httpx2.HTTPError, httpx2.StreamError) as error:
+            if self._ended:
+                return
+            if self._answer.complete:  # nothing but the account is missing
+                self._events.append(self._answer.end())
+                return
+            refusal = self._broken(error)
+        except AnswerError as error:
+            refusal = _failure("broke off its answer", str(error))
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            refusal = _failure("sent no valid answer", "what it sent is no stream of chat completions")
+        else:
+            return
+        await self._give_up(refusal)
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        settings = self._backend.settings
+        if self._answer.complete:
+            seconds = _ACCOUNT_SECONDS
+        else:
+            seconds = settings.idle_seconds if self._answer.begun else settings.first_token_seconds
+        async with asyncio.timeout(seconds) as waiting:
+            self._waiting = waiting
+            try:
+                if self._response is None:
+                    await self._open()
+                while not self._events and not self._ended:
+                    data = await anext(self._pieces, None)
+                    if data is None:
+                        self._events.append(self._answer.end())
+                        return
+                    self._add(data)
+                    if self._answer.alive:
+                        seconds = _ACCOUNT_SECONDS if self._answer.complete else settings.idle_seconds
+                        waiting.reschedule(loop.time() + seconds)
+            finally:
+                self._waiting = None
+
+    async def _open(self) -> None:
+        self._response = response = await self._backend.send(self._call, self._word)
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "text/event-stream" or response.headers.get("content-encoding", "identity") != "identity":
+            raise ValueError("no stream of events")
+        self._pieces = response.aiter_raw()
+
+    def _add(self, data: bytes) -> None:
+        for event in self._reader.feed(data):
+            if event == _DONE:
+                self._events.append(self._answer.end())
+                self._whole = True
+                return
+            chunk = read_chunk(event)
+            if chunk.error is not None:
+                raise RefusedError(stream_refusal(chunk.error, secret=self._backend.key))
+            self._events += self._answer.add(chunk)
+            if self._answer.begun:
+                self._judge_good()
+
+    def _broken(self, error: Exception) -> Refusal:
+        """What a connection's failure means."""
+        settings = self._backend.settings
+        match error:
+            case TimeoutError():
+                seconds = settings.idle_seconds if self._answer.begun else settings.first_token_seconds
+                return _failure("took too long to answer", f"no token for {seconds:g} s")
+            case httpx2.ConnectTimeout():
+                return _failure("cannot be reached", f"no connection in {settings.connect_seconds:g} s")
+            case httpx2.ConnectError():
+                return _failure("cannot be reached", "no connection")
+            case _:
+                return _failure("broke off its answer", f"the connection failed ({type(error).__name__})")
+
+    def _judge_good(self) -> None:
+        if not self._judged:
+            self._judged = True
+            self._health.succeed(self._round)
+
+    async def _give_up(self, refusal: Refusal) -> None:
+        self._ended = True
+        self._error = refusal.error
+        if refusal.healthy:
+            self._judge_good()
+        else:
+            self._judged = True
+            self._health.fail(self._round, refusal.retry_after_seconds)
+            logger.warning(
+                "backend %s: %s (request %s); it is tried again in %.1f s",
+                self._backend.name,
+                refusal.note,
+                self._call.request_id,
+                self._health.wait_seconds,
+            )
+        try:
+            await self._close()
+        finally:
+            self._release()
+
+    async def _close(self) -> None:
+        response, self._response = self._response, None
+        if response is None:
+            return
+        try:
+            if self._whole:  # then the connection can be kept, once the end of the response is read
+                with contextlib.suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError):
+                    async with asyncio.timeout(_LAST_BYTES_SECONDS):
+                        await anext(self._pieces, None)
+        finally:
+            with contextlib.suppress(httpx2.HTTPError, OSError):
+                await response.aclose()
+
+    def _release(self) -> None:
+        if self._released:
+            return
+        self._released = True
+        if not self._judged:
+            self._health.abandon(self._round)
+        self._backend.release()
+
+
+def _failure(words: str, note: str) -> Refusal:
+    return Refusal(UpstreamError(f"the server behind this model {words}"), note)
+
+
+async def _beginning(response: httpx2.Response) -> bytes:
+    """As much of an error's body as is worth reading."""
+    data = b""
+    try:
+        with contextlib.suppress(httpx2.HTTPError):  # the status alone says enough
+            async for piece in response.aiter_raw():
+                data += piece
+                if len(data) > MAXIMUM_ERROR_BYTES:
+                    break
+    finally:
+        await response.aclose()
+    return data[:MAXIMUM_ERROR_BYTES]
+
+
+def _replace(body: dict[str, Any], alternatives: Mapping[str, str | None]) -> None:
+    for name, other in alternatives.items():
+        if name in body:
+            value = body.pop(name)
+            if other is not None:
+                body[other] = value
+
+
+def _refused_field(status: int, body: Mapping[str, Any], data: bytes) -> str | None:
+    """The field that the other server seems to refuse, and that can be sent otherwise."""
+    if status in (400, 422):
+        for name, other in ALTERNATIVES.items():
+            if name in body and (other or name).encode() in data:
+                return name
+    return None

@@ -1,0 +1,150 @@
+"""What must hold between the parts of a configuration, beyond each value's own type and bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NoReturn
+from urllib.parse import urlsplit
+
+from ultrafast.backends.upstream import read_key
+from ultrafast.errors import ConfigurationError
+from ultrafast.gateway.catalogue import check_alias
+from ultrafast.gateway.configuration import ANY_MODEL, Configuration, EngineSettings, UpstreamSettings
+from ultrafast.gateway.tiers import TIERS
+
+# Raises ConfigurationError about the value at a path.
+Fail = Callable[[tuple[str | int, ...], str], NoReturn]
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_BACKEND: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NEVER_OMITTED: Final = ("model", "messages", "stream", "max_tokens")
+
+
+def check(configuration: Configuration, environment: Mapping[str, str], fail: Fail) -> None:
+    """Check the whole; the first thing that is wrong is raised through ``fail``. Keys are read, too."""
+    for name, settings in configuration.backends.items():
+        if not _BACKEND.fullmatch(name):
+            fail(("backends", name), "is no name for a backend: 1 to 64 letters, digits, and . _ - after the first")
+        if isinstance(settings, UpstreamSettings):
+            _check_upstream(name, settings, environment, fail)
+    _check_engines(configuration, fail)
+    _check_routes(configuration, fail)
+    _check_models(configuration, fail)
+    for tiers, node in ((configuration.tiers, ("tiers",)), (configuration.prices.multiples, ("prices", "multiples"))):
+        _check_tiers(tiers, node, fail)
+    if configuration.admin_key_variable is not None:
+        _check_variable(configuration.admin_key_variable, ("admin_key_variable",), fail)
+        if not environment.get(configuration.admin_key_variable):
+            fail(("admin_key_variable",), f"names {configuration.admin_key_variable}, which is not set")
+
+
+def _check_upstream(name: str, settings: UpstreamSettings, environment: Mapping[str, str], fail: Fail) -> None:
+    node = ("backends", name)
+    _check_url(settings.url, (*node, "url"), fail)
+    _check_tiers(settings.tiers, (*node, "tiers"), fail)
+    for place, field in enumerate(settings.omit):
+        if field in _NEVER_OMITTED:
+            fail((*node, "omit", place), "names a field that a request cannot do without")
+    if settings.key_variable is not None:
+        if settings.key_file is not None:
+            fail((*node, "key_file"), "and key_variable are both given: keep one of them")
+        _check_variable(settings.key_variable, (*node, "key_variable"), fail)
+    try:
+        read_key(settings, environment)
+    except ConfigurationError as error:
+        fail((*node, "key_file" if settings.key_variable is None else "key_variable"), f"gives no key: {error}")
+
+
+def _check_url(url: str, node: tuple[str | int, ...], fail: Fail) -> None:
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or any(map(str.isspace, url)):
+        fail(node, "must be an address that begins with http:// or https://")
+    if parts.username is not None or parts.password is not None:
+        fail(node, "must be without a login: keys go into key_variable or key_file")
+    if parts.query or parts.fragment:
+        fail(node, "must end with the path, such as /v1")
+
+
+def _check_variable(name: str, node: tuple[str | int, ...], fail: Fail) -> None:
+    if not _VARIABLE.fullmatch(name):  # perhaps the secret itself: it is not repeated
+        fail(node, "must be the name of an environment variable")
+
+
+def _check_tiers(names: Iterable[str], node: tuple[str | int, ...], fail: Fail) -> None:
+    for name in names:
+        if name not in TIERS:
+            fail((*node, name), f"is no tier (known: {', '.join(TIERS)})")
+
+
+def _check_engines(configuration: Configuration, fail: Fail) -> None:
+    engines = {name: one for name, one in configuration.backends.items() if isinstance(one, EngineSettings)}
+    if len(engines) > 1:
+        for name, settings in engines.items():
+            if settings.threads is None:
+                fail(("backends", name), "needs threads: several engines share the processors")
+
+
+def _check_routes(configuration: Configuration, fail: Fail) -> None:
+    backends = configuration.backends
+    if not backends:
+        fail(("backends",), "must have one at least")
+    if not configuration.routes and len(backends) > 1:
+        fail(("backends",), "are several: say with [[routes]] which of them answers what")
+    routed: dict[str, dict[str, int]] = {}
+    for place, route in enumerate(configuration.routes):
+        node = ("routes", place)
+        for field, values, known, word in (
+            ("backends", route.backends, tuple(backends), "backend"),
+            ("tiers", route.tiers, TIERS, "tier"),
+        ):
+            if not values:
+                fail((*node, field), f"must name one {word} at least")
+            for number, value in enumerate(values):
+                if value not in known:
+                    fail((*node, field), f'names "{value}", which is no {word} (known: {", ".join(known)})')
+                if value in values[:number]:
+                    fail((*node, field), f'names "{value}" twice')
+        for tier in route.tiers:
+            earlier = routed.setdefault(route.model, {}).setdefault(tier, place)
+            if earlier != place:
+                fail((*node, "tiers"), f'has "{tier}", as routes[{earlier}] has for the same model: keep one')
+    for model, tiers in routed.items():
+        missing = [tier for tier in TIERS if tier not in tiers]
+        if missing:
+            fail(("routes", min(tiers.values())), f'leaves {", ".join(missing)} of "{model}" without a route: add one')
+
+
+def _check_models(configuration: Configuration, fail: Fail) -> None:
+    """Names of models: aliases and prices lead to those that have routes; without routes the name is the engine's."""
+    models = {route.model for route in configuration.routes}
+    for place, route in enumerate(configuration.routes):
+        _check_name(route.model, ("routes", place, "model"), fail)
+    aliases = configuration.aliases
+    for name in aliases:
+        node = ("aliases", name)
+        _check_name(name, node, fail)
+        if name in models:
+            fail(node, "is a model's own name")
+        seen, target = {name}, aliases[name]
+        while target in aliases:
+            if target in seen:
+                fail(node, "leads back to itself")
+            seen.add(target)
+            target = aliases[target]
+        if models and target != ANY_MODEL and target not in models:
+            fail(node, f'leads to "{target}", which is no model of [[routes]] (known: {", ".join(sorted(models))})')
+    for name in configuration.prices.models:
+        if models and name != ANY_MODEL and name not in models:
+            fail(("prices", "models", name), f"is no model of [[routes]] (known: {', '.join(sorted(models))})")
+
+
+def _check_name(name: str, node: tuple[str | int, ...], fail: Fail) -> None:
+    try:
+        check_alias(name)
+    except ConfigurationError:
+        fail(node, "is no name that a request can ask for: 1 to 256 printable letters, no spaces")

@@ -1,0 +1,196 @@
+"""The TOML file of a configuration: read with errors that name the line, and written."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+from msgspec import inspect
+
+from ultrafast.errors import ConfigurationError
+from ultrafast.gateway import toml_lines
+from ultrafast.gateway.configuration import Configuration
+from ultrafast.gateway.configuration_check import check
+from ultrafast.gateway.configuration_overrides import Overrides, override
+from ultrafast.gateway.configuration_values import choice_of, dotted, fits, key_text, value_text, words_of
+
+CONFIGURATION_VARIABLE: Final = "ULTRAFAST_CONFIG"
+MAXIMUM_FILE_BYTES: Final = 1 << 20
+
+# Tables whose entries add to the defaults or change them, one by one; any other table replaces its default.
+_ADDED: Final = frozenset({("tiers",), ("prices", "models"), ("prices", "multiples")})
+
+Node = toml_lines.Path
+
+
+def configuration_path(option: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The file to read: the one named by the option, else by ``ULTRAFAST_CONFIG``, else none."""
+    if option is None and environment.get(CONFIGURATION_VARIABLE):
+        return Path(environment[CONFIGURATION_VARIABLE])
+    return option
+
+
+def load_configuration(
+    path: Path | None, environment: Mapping[str, str], overrides: Overrides | None = None
+) -> Configuration:
+    """Read the file (none: the defaults), apply ``overrides``, and check the whole.
+
+    Raises ConfigurationError in one line, with the file's line where it is at fault.
+    """
+    configuration, source = (Configuration(), _Source(None, "")) if path is None else _read(path)
+    if overrides is not None:
+        configuration = override(configuration, overrides)
+    check(configuration, environment, source.fail)
+    return configuration
+
+
+def _read(path: Path) -> tuple[Configuration, _Source]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAXIMUM_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"the configuration {path} cannot be read: {error.strerror}") from None
+    if len(data) > MAXIMUM_FILE_BYTES:
+        raise ConfigurationError(f"the configuration {path} has more than {MAXIMUM_FILE_BYTES >> 20} MiB")
+    try:
+        text = data.decode("utf-8").replace("\r\n", "\n")
+        values = tomllib.loads(text)
+        source = _Source(path, text)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(f"{path}:{line}: is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(_syntax_error(path, text, str(error))) from None
+    except RecursionError:
+        raise ConfigurationError(f"{path}: is nested too deeply") from None
+    configuration = source.read(values, inspect.type_info(Configuration), (), Configuration())
+    assert isinstance(configuration, Configuration)
+    return configuration, source
+
+
+def _syntax_error(path: Path, text: str, message: str) -> str:
+    found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", message)
+    line = int(found[1]) if found is not None and found[1] else text.count("\n") + 1
+    words = message[: found.start()] if found is not None else message
+    return f"{path}:{line}: is no valid TOML: {words[:200]}"
+
+
+class _Source:
+    """A file's values on their way into structs, and where they stand."""
+
+    def __init__(self, path: Path | None, text: str) -> None:
+        self._path = path
+        self._lines = toml_lines.lines_of(text)
+
+    def fail(self, node: Node, message: str) -> NoReturn:
+        """Raise ConfigurationError about the value at ``node``, or about the nearest thing above that is there."""
+        above = (node[:length] for length in range(len(node), 0, -1))
+        line = next((self._lines[found] for found in above if found in self._lines), None)
+        place = "the configuration" if self._path is None else str(self._path)
+        raise ConfigurationError(f"{place}{'' if line is None else f':{line}'}: {dotted(node)} {message}")
+
+    def read(self, value: object, kind: inspect.Type, node: Node, base: object = msgspec.NODEFAULT) -> object:
+        """``value`` as ``kind``; what it leaves out is as in ``base``."""
+        match kind:
+            case inspect.Metadata():
+                return self.read(value, kind.type, node, base)
+            case inspect.UnionType():
+                structs = [item for item in kind.types if isinstance(item, inspect.StructType)]
+                if structs:
+                    return self.read(value, self._tagged(value, structs, node), node)
+                (only,) = (item for item in kind.types if not isinstance(item, inspect.NoneType))
+                return self.read(value, only, node)  # TOML has no null: what is absent is None
+            case inspect.StructType():
+                return self._struct(value, kind, node, base)
+            case inspect.DictType() | inspect.VarTupleType():
+                return self._collection(value, kind, node, base)
+            case _:
+                if not fits(value, kind):
+                    self.fail(node, f"must be {words_of(kind)}")
+                return float(value) if isinstance(kind, inspect.FloatType) else value  # type: ignore[arg-type]
+
+    def _collection(
+        self, value: object, kind: inspect.DictType | inspect.VarTupleType, node: Node, base: object
+    ) -> object:
+        if isinstance(kind, inspect.VarTupleType):
+            if not isinstance(value, list):
+                self.fail(node, "must be a list")
+            return tuple(self.read(item, kind.item_type, (*node, place)) for place, item in enumerate(value))
+        added = base if node in _ADDED and isinstance(base, dict) else {}
+        read = {
+            key: self.read(item, kind.value_type, (*node, key), added.get(key, msgspec.NODEFAULT))
+            for key, item in self._table(value, node).items()
+        }
+        return {**added, **read}
+
+    def _table(self, value: object, node: Node) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.fail(node, "must be a table")
+        return value
+
+    def _tagged(self, value: object, kinds: list[inspect.StructType], node: Node) -> inspect.StructType:
+        field = str(kinds[0].tag_field)
+        known = {kind.tag: kind for kind in kinds}
+        tag = self._table(value, node).get(field)
+        if not isinstance(tag, str) or tag not in known:
+            self.fail((*node, field), f"must be {choice_of(known)}")
+        return known[tag]
+
+    def _struct(self, value: object, kind: inspect.StructType, node: Node, base: object) -> object:
+        given = dict(self._table(value, node))
+        if kind.tag_field is not None:
+            given.pop(kind.tag_field, None)
+        fields = {field.name: field for field in kind.fields}
+        for name in given:
+            if name not in fields:
+                known = ", ".join(([kind.tag_field] if kind.tag_field else []) + list(fields))
+                self.fail((*node, name), f"is no field of this table (known: {known})")
+        values: dict[str, object] = {}
+        for name, field in fields.items():
+            default = getattr(base, name, _default(field))
+            if name in given:
+                values[name] = self.read(given[name], field.type, (*node, name), default)
+            elif default is msgspec.NODEFAULT:
+                self.fail(node, f"needs {name}")
+            else:
+                values[name] = default
+        return kind.cls(**values)
+
+
+def _default(field: inspect.Field) -> object:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default
+
+
+def show(configuration: Configuration) -> str:
+    """The configuration as TOML, with every default; it holds no secret, only where each one is."""
+    lines: list[str] = []
+    _write(msgspec.to_builtins(configuration), (), lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    """Values first, then tables: TOML would count them to the table before."""
+    tables = {name: value for name, value in table.items() if _is_table(value)}
+    plain = {name: value for name, value in table.items() if name not in tables}
+    lines += [f"{key_text(name)} = {value_text(value)}" for name, value in plain.items() if value is not None]
+    for name, value in tables.items():
+        header = ".".join(map(key_text, (*path, name)))
+        if isinstance(value, dict):
+            # A table of tables needs no header, nor does one whose values are all absent; an empty one does.
+            if not value or any(inner is not None and not _is_table(inner) for inner in value.values()):
+                lines += ["", f"[{header}]"]
+            _write(value, (*path, name), lines)
+            continue
+        for item in value:
+            lines += ["", f"[[{header}]]"]
+            _write(item, (*path, name), lines)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list | tuple) and any(map(_is_table, value)))

@@ -1,0 +1,485 @@
+"""What other servers send and refuse, as the facts of each have it, and what is made of it here."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from tests.fault_proxy import Fault, FaultProxy, events, response
+from ultrafast.backends import upstream
+from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, RelayedStream, SamplingParameters
+from ultrafast.backends.settings import UpstreamSettings
+from ultrafast.backends.upstream import UpstreamBackend, UpstreamStream, read_key
+from ultrafast.backends.upstream_failures import refusal_of
+from ultrafast.errors import ConfigurationError, EngineUnavailableError, RequestError, UpstreamError
+
+KEY = "sk-canary-of-the-upstream-51ab"
+
+
+def call_of(sampling: SamplingParameters | None = None, *, tier: str = "default", **values: Any) -> Call:
+    chat = ChatRequest(
+        model="chat",
+        messages=[{"role": "user", "content": "Hi there"}],
+        sampling=sampling or SamplingParameters(),
+        seed=7,
+        choices=1,
+        max_tokens=None,
+        stop=[],
+        logprobs=False,
+        stream=False,
+        include_usage=False,
+        tier=None,
+    )
+    return Call("req_test", msgspec.structs.replace(chat, **values), tier, "project", 16)
+
+
+@pytest_asyncio.fixture
+async def proxy() -> AsyncIterator[FaultProxy]:
+    async with FaultProxy() as running:
+        running.fault = Fault.SCRIPT
+        yield running
+
+
+def backend_of(proxy: FaultProxy, **values: Any) -> UpstreamBackend:
+    settings = UpstreamSettings(url=proxy.url + "/", model="theirs", key_variable="KEY", **values)
+    return UpstreamBackend("other", settings, environment={"KEY": KEY}, clock=lambda: 100.0)
+
+
+def chunk(text: str | None = None, finish: str | None = None, index: int = 0, **values: Any) -> str:
+    delta = {} if text is None else {"content": text}
+    return json.dumps({"choices": [{"index": index, "delta": delta, "finish_reason": finish}]} | values)
+
+
+def usage(prompt: int = 11, completion: int = 2, **values: Any) -> dict[str, Any]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion} | values
+
+
+async def read(stream: UpstreamStream) -> list[GenerationEvent]:
+    return [event async for event in stream]
+
+
+async def answer_of(
+    proxy: FaultProxy, *data: str, call: Call | None = None, **values: Any
+) -> tuple[list[GenerationEvent], UpstreamStream]:
+    proxy.script = events(*data)
+    backend = backend_of(proxy, **values)
+    stream = backend.answer(call or call_of())
+    assert isinstance(stream, RelayedStream)
+    found = await read(stream)
+    assert backend.in_flight == 0
+    await backend.retire()
+    return found, stream
+
+
+async def failure_of(proxy: FaultProxy, *data: str) -> tuple[list[GenerationEvent], Exception]:
+    """The events before the failure, and it."""
+    proxy.script = events(*data)
+    backend = backend_of(proxy)
+    stream = backend.answer(call_of())
+    found = []
+    with pytest.raises((UpstreamError, RequestError)) as caught:
+        async for event in stream:
+            found.append(event)  # noqa: PERF401 - those before the failure are wanted
+    assert backend.in_flight == 0
+    await backend.retire()
+    return found, caught.value
+
+
+async def test_a_stream_of_openai_s(proxy: FaultProxy) -> None:
+    found, stream = await answer_of(
+        proxy,
+        json.dumps({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}], "usage": None}),
+        chunk("Hello"),
+        chunk(" you"),
+        chunk(None, "length"),
+        json.dumps({"choices": [], "usage": usage(prompt_tokens_details={"cached_tokens": 5})}),
+        "[DONE]",
+    )
+    assert [(event.text, event.token_ids, event.finish_reason) for event in found] == [
+        ("Hello", [], None),
+        (" you", [], None),
+        ("", [], "length"),
+    ]
+    summary = found[-1].summary
+    assert summary is not None
+    assert (summary.prompt_tokens, summary.cached_tokens, summary.completion_tokens) == (11, 5, 2)
+    assert (summary.queue_seconds, stream.estimated, stream.served_tier) == (0, False, None)
+
+
+async def test_without_usage_tokens_are_estimated_and_that_is_said(proxy: FaultProxy) -> None:
+    """As llama-cpp-python's server answers, which does not know ``stream_options``."""
+    found, stream = await answer_of(proxy, chunk("One"), chunk(" two"), chunk(" three", "stop"), "[DONE]")
+    summary = found[-1].summary
+    assert summary is not None
+    assert (summary.prompt_tokens, summary.completion_tokens, stream.estimated) == (3, 3, True)
+
+
+async def test_the_times_of_those_who_tell_them(proxy: FaultProxy) -> None:
+    cerebras = {"queue_time": 0.25, "prompt_time": 0.5, "completion_time": 1.5, "total_time": 2.25}
+    groq = usage(**cerebras)
+    for last in (
+        chunk(None, "stop", usage=usage(), time_info=cerebras),
+        chunk(None, "stop", x_groq={"id": "x", "usage": groq}),
+        chunk(None, "stop", usage=groq),
+    ):
+        found, stream = await answer_of(proxy, chunk("Hi"), last, "[DONE]")
+        summary = found[-1].summary
+        assert summary is not None
+        assert (summary.queue_seconds, summary.prefill_seconds, summary.decode_seconds) == (0.25, 0.5, 1.5)
+        assert not stream.estimated
+
+
+@pytest.mark.parametrize(
+    ("asked", "reported", "served"),
+    [
+        ("ultrafast", {"service_tier": "priority"}, None),  # the word that was sent
+        ("ultrafast", {"service_tier": "default"}, "default"),
+        ("ultrafast", {"service_tier": "on_demand"}, "default"),
+        ("ultrafast", {"service_tier": "auto", "service_tier_used": "flex"}, "flex"),
+        ("ultrafast", {}, None),
+        ("ultrafast", {"service_tier": None}, None),
+        ("priority", {"service_tier": "default"}, None),  # no word was sent: theirs are about tiers of their own
+    ],
+)
+async def test_the_tier_served(proxy: FaultProxy, asked: str, reported: dict[str, Any], served: str | None) -> None:
+    _, stream = await answer_of(
+        proxy,
+        chunk("Hi", **reported),
+        chunk(None, "stop"),
+        "[DONE]",
+        call=call_of(tier=asked),
+        tiers={"ultrafast": "priority", "default": "on_demand"},
+    )
+    assert stream.served_tier == served
+
+
+async def test_several_choices_end_once(proxy: FaultProxy) -> None:
+    found, _ = await answer_of(
+        proxy,
+        chunk("a", index=1),
+        chunk("b", index=0),
+        chunk(None, "stop", index=1),
+        chunk("c", "length", index=0),
+        "[DONE]",
+        call=call_of(choices=2),
+    )
+    assert [(event.choice, event.text, event.finish_reason) for event in found] == [
+        (1, "a", None),
+        (0, "b", None),
+        (1, "", "stop"),
+        (0, "c", None),
+        (0, "", "length"),
+    ]
+    assert [event.summary is not None for event in found] == [False] * 4 + [True]
+
+
+async def test_log_probabilities(proxy: FaultProxy) -> None:
+    entries = [
+        {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": [{"token": "e", "logprob": -2.0}]},
+        {"token": "!", "logprob": -1.0, "bytes": None, "top_logprobs": []},
+    ]
+    data = json.dumps({"choices": [{"index": 0, "delta": {"content": "é!"}, "logprobs": {"content": entries}}]})
+    asking = call_of(SamplingParameters(top_logprobs=1), logprobs=True)
+    found, _ = await answer_of(proxy, data, chunk(None, "stop"), "[DONE]", call=asking)
+    logprobs = found[0].logprobs
+    assert logprobs is not None
+    assert [(entry.token_bytes, entry.logprob) for entry in logprobs] == [("é".encode(), -0.5), (b"!", -1.0)]
+    assert [(top.token_bytes, top.logprob) for top in logprobs[0].top] == [(b"e", -2.0)]
+    body = json.loads(proxy.requests[-1].partition(b"\r\n\r\n")[2])
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 1)
+    found, _ = await answer_of(proxy, data, chunk(None, "stop"), "[DONE]")
+    assert found[0].logprobs is None, "nobody asked for them"
+
+
+async def test_words_of_reasoning_are_no_answer_but_a_sign_of_life(proxy: FaultProxy) -> None:
+    thought = json.dumps({"choices": [{"index": 0, "delta": {"reasoning_content": "hm", "content": None}}]})
+    found, _ = await answer_of(proxy, thought, thought, chunk("Yes"), chunk(None, "content_filter"), "[DONE]")
+    assert [event.text for event in found] == ["Yes", ""]
+    assert found[-1].finish_reason == "content_filter"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ["[DONE]"],
+        [chunk("x", index=1)],
+        [chunk("x", index=-1)],
+        [chunk("x" * 9000)],
+        [chunk(None, "abort")],
+        ["null"],
+        ["[]"],
+        ['{"choices": 5}'],
+        ["[" * 100_000],
+        [json.dumps({"choices": [{"index": 0, "delta": {"content": 7}}]})],
+        ['{"choices": [{"index": 0, "delta": {"content": "\\ud800"}}]}'],
+        [json.dumps({"error": {"message": "oops", "code": 500}})],
+        [],
+    ],
+    ids=str,
+)
+async def test_what_is_no_answer(proxy: FaultProxy, data: list[str]) -> None:
+    found, error = await failure_of(proxy, *data)
+    assert found == []
+    assert isinstance(error, UpstreamError)
+    found, error = await failure_of(proxy, chunk("Hello"), *data)
+    assert [event.text for event in found] == ["Hello"], "what came before the fault is told first"
+    assert isinstance(error, UpstreamError)
+
+
+async def test_text_after_the_end_is_no_answer(proxy: FaultProxy) -> None:
+    found, error = await failure_of(proxy, chunk("Hello", "stop"), chunk("again"), "[DONE]")
+    assert [event.finish_reason for event in found] == [None]
+    assert isinstance(error, UpstreamError)
+
+
+async def test_a_complete_answer_needs_no_account(proxy: FaultProxy) -> None:
+    found, stream = await answer_of(proxy, chunk("Hello"), chunk(None, "stop"))  # then the connection closes
+    assert (found[-1].finish_reason, stream.estimated) == ("stop", True)
+    assert found[-1].summary is not None
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_complete_answer_waits_for_its_account_only_so_long(
+    proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    monkeypatch.setattr(upstream, "_ACCOUNT_SECONDS", 0.3)
+    proxy.fault = Fault.SCRIPT_AND_STALL
+    text = [chunk("Hello"), chunk(None, "stop")] if apart else [chunk("Hello", "stop")]
+    started = time.monotonic()
+    found, stream = await answer_of(proxy, *text, idle_seconds=0.05)
+    assert [(event.text, event.finish_reason) for event in found] == [("Hello", None), ("", "stop")]
+    assert stream.estimated
+    assert 0.2 < time.monotonic() - started < 2
+    await asyncio.wait_for(proxy.left.wait(), 1)
+
+
+async def test_errors_in_the_stream_that_are_the_clients(proxy: FaultProxy) -> None:
+    detail = {"object": "error", "message": "too long by 7", "type": "BadRequestError", "param": None, "code": 400}
+    _, error = await failure_of(proxy, json.dumps({"error": detail}))
+    assert isinstance(error, RequestError)
+    assert (error.message, error.code) == ("too long by 7", "invalid_value")
+
+
+async def test_what_is_asked_is_sent_and_nothing_else(proxy: FaultProxy) -> None:
+    everything = SamplingParameters(
+        temperature=0.5,
+        top_k=9,
+        top_p=0.8,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=0.3,
+        frequency_penalty=0.4,
+        logit_bias={5: -1.0},
+    )
+    ending = (chunk(None, "stop"), "[DONE]")
+    await answer_of(proxy, *ending, call=call_of(everything, stop=["\n"], choices=1), omit=("seed",))
+    await answer_of(proxy, *ending)
+    first, second = (json.loads(request.partition(b"\r\n\r\n")[2]) for request in proxy.requests)
+    always = {
+        "model": "theirs",
+        "messages": [{"role": "user", "content": "Hi there"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 16,
+    }
+    assert second == always | {"seed": 7}
+    assert first == always | {
+        "temperature": 0.5,
+        "top_k": 9,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.4,
+        "logit_bias": {"5": -1.0},
+        "stop": ["\n"],
+    }
+    head = proxy.requests[0].partition(b"\r\n\r\n")[0].lower()
+    assert head.startswith(b"post /v1/chat/completions http/1.1")
+    assert b"authorization: bearer " + KEY.encode() in head
+    assert b"accept-encoding: identity" in head
+    assert b"cookie" not in head
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "gone", "instead"),
+    [
+        # Mistral's words, Groq's of 2024, and OpenAI's for its models that reason.
+        (422, {"detail": [{"type": "extra_forbidden", "loc": ["body", "stream_options"]}]}, "stream_options", None),
+        (400, {"error": {"message": "property 'stream_options' is unsupported"}}, "stream_options", None),
+        (
+            400,
+            {
+                "error": {
+                    "message": "Unsupported parameter: use 'max_completion_tokens' instead.",
+                    "param": "max_tokens",
+                }
+            },
+            "max_tokens",
+            "max_completion_tokens",
+        ),
+    ],
+)
+async def test_a_refused_field_is_sent_otherwise_and_remembered(
+    proxy: FaultProxy, status: int, body: dict[str, Any], gone: str, instead: str | None
+) -> None:
+    backend = backend_of(proxy)
+    proxy.scripts = [response(status, json.dumps(body))]
+    proxy.script = events(chunk("Hi"), chunk(None, "stop"), "[DONE]")
+    for _ in range(2):
+        assert [event.text for event in await read(backend.answer(call_of()))] == ["Hi", ""]
+    bodies = [json.loads(request.partition(b"\r\n\r\n")[2]) for request in proxy.requests]
+    assert len(bodies) == 3
+    assert gone in bodies[0]
+    for sent in bodies[1:]:
+        assert gone not in sent
+        assert instead is None or sent[instead] == 16
+    await backend.retire()
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param", "code"),
+    [
+        ({"error": {"message": "bad 'x'", "param": "x", "code": "c_1"}}, "bad 'x'", "x", "c_1"),
+        ({"message": "old vLLM", "code": 400, "param": None}, "old vLLM", None, "invalid_value"),
+        ({"error": {"message": "a\n b\x1b[2J", "param": "<b>", "code": ["x"]}}, "a b[2J", None, "invalid_value"),
+        ({"error": {"message": "y" * 5000}}, "y" * 500 + "…", None, "invalid_value"),
+        ({"error": {"message": f"wrong key {KEY}"}}, "the server behind this model refuses the request", None, None),
+        ({"error": "text"}, "the server behind this model refuses the request", None, None),
+        ([], "the server behind this model refuses the request", None, None),
+    ],
+)
+def test_a_refusal_of_the_clients_request(body: Any, message: str, param: str | None, code: str | None) -> None:
+    refusal = refusal_of(400, {"x-secret": KEY}, json.dumps(body).encode(), secret=KEY)
+    assert refusal.healthy
+    error = refusal.error
+    assert isinstance(error, RequestError)
+    assert (error.message, error.param, error.code) == (message, param, code or "invalid_value")
+    assert KEY not in refusal.note
+
+
+@pytest.mark.parametrize("param", ["model", "service_tier", "stream_options"])
+def test_a_refusal_of_what_the_operator_configured(param: str) -> None:
+    body = json.dumps({"error": {"message": "no such thing as theirs", "param": param}}).encode()
+    refusal = refusal_of(400, {}, body, secret=None)
+    assert isinstance(refusal.error, UpstreamError)
+    assert not refusal.healthy
+    assert "theirs" not in str(refusal.error) + refusal.note
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7),
+        ({"retry-after": "7", "retry-after-ms": "250"}, 0.25),
+        ({"retry-after": "-7"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "9" * 400}, None),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_when_to_come_again(headers: dict[str, str], seconds: float | None) -> None:
+    refusal = refusal_of(429, headers, b"", secret=None)
+    assert isinstance(refusal.error, EngineUnavailableError)
+    assert refusal.error.retry_after_seconds == refusal.retry_after_seconds == seconds
+
+
+def test_a_date_to_come_again() -> None:
+    headers = {"retry-after": email.utils.formatdate(time.time() + 30, usegmt=True)}
+    assert refusal_of(429, headers, b"", secret=None).retry_after_seconds == pytest.approx(30, abs=2)
+
+
+async def test_a_full_tier_says_nothing_about_the_others(proxy: FaultProxy) -> None:
+    backend = backend_of(proxy, tiers={"flex": "flex"})
+    proxy.script = response(498, "{}", "retry-after: 60")
+    with pytest.raises(EngineUnavailableError):
+        await read(backend.answer(call_of(tier="flex")))
+    with pytest.raises(EngineUnavailableError) as caught:
+        backend.answer(call_of(tier="flex"))
+    assert caught.value.retry_after_seconds == 60
+    proxy.script = events(chunk("Hi", "stop"), "[DONE]")
+    assert [event.text for event in await read(backend.answer(call_of(tier="default")))] == ["Hi", ""]
+    assert backend.ready
+    await backend.retire()
+
+
+async def test_so_many_at_once_and_no_more(proxy: FaultProxy) -> None:
+    proxy.fault = Fault.SILENCE
+    backend = backend_of(proxy, concurrent=2)
+    streams = [backend.answer(call_of()) for _ in range(2)]
+    assert not backend.ready
+    with pytest.raises(EngineUnavailableError):
+        backend.answer(call_of())
+    await streams[0].aclose()  # never read from
+    await streams[0].aclose()
+    assert backend.ready
+    assert backend.in_flight == 1
+    retiring = asyncio.create_task(backend.retire())
+    await asyncio.sleep(0)
+    assert not backend.ready
+    assert not retiring.done()
+    await streams[1].aclose()
+    await asyncio.wait_for(retiring, 1)
+
+
+async def test_a_kept_connection_that_the_other_side_closed() -> None:
+    """It closes the moment a second request comes: the client could not have known."""
+    body = "".join(f"data: {each}\n\n" for each in (chunk("Hi", "stop"), "[DONE]")).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(body)
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        for number in range(2):
+            request = await reader.readuntil(b"\r\n\r\n")
+            length = int(request.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            if number == 0:
+                writer.write(head + body)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        settings = UpstreamSettings(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", model="m")
+        backend = UpstreamBackend("other", settings, environment={})
+        for expected in (1, 2, 3):
+            assert [event.text for event in await read(backend.answer(call_of()))] == ["Hi", ""]
+            assert connections == expected
+        await backend.retire()
+
+
+def test_where_the_key_is(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    in_file = UpstreamSettings(url="http://x/v1", model="m", key_file=str(path))
+    in_variable = UpstreamSettings(url="http://x/v1", model="m", key_variable="OTHER")
+    assert read_key(UpstreamSettings(url="http://x/v1", model="m"), {}) is None
+    assert read_key(in_variable, {"OTHER": KEY}) == KEY
+    for bad in ("", "with space", "ü"):
+        with pytest.raises(ConfigurationError, match="OTHER"):
+            read_key(in_variable, {"OTHER": bad})
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+        read_key(in_file, {})
+    path.write_text(KEY + "\n")
+    path.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="can be read by others"):
+        read_key(in_file, {})
+    path.chmod(0o600)
+    assert read_key(in_file, {}) == KEY
+    backend = UpstreamBackend("other", in_file, environment={})
+    assert backend.same_as(in_file, KEY)
+    assert not backend.same_as(in_file, KEY + "x")
+    assert not backend.same_as(in_variable, KEY)
+    assert KEY not in repr(backend) + repr(vars(backend)["_client"].headers)
