@@ -12,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -38,11 +39,11 @@ class DemoError(Exception):
 class Server:
     """A server process and the lines it has written so far."""
 
-    def __init__(self, api_key: str) -> None:
+    def __init__(self, api_key: str, data_directory: str) -> None:
         # A session of its own: Ctrl-C reaches this program alone, which then stops the server in order.
         self.process = subprocess.Popen(
             [*ULTRAFAST, "serve", "--port", "0"],
-            env=os.environ | {"ULTRAFAST_API_KEY": api_key},
+            env=os.environ | {"ULTRAFAST_API_KEY": api_key, "ULTRAFAST_DATA": data_directory},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -84,11 +85,12 @@ class Server:
 
 @contextmanager
 def serving(api_key: str) -> Iterator[Server]:
-    server = Server(api_key)
-    try:
-        yield server
-    finally:
-        server.stop()
+    with tempfile.TemporaryDirectory() as data_directory:  # the user's own may be another server's at this moment
+        server = Server(api_key, data_directory)
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def heading(text: str) -> None:

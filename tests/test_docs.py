@@ -12,10 +12,15 @@ import pytest
 from starlette.routing import Route
 
 from ultrafast import _native
+from ultrafast.backends.engine_chat import EngineChat
 from ultrafast.backends.local import LocalBackend
 from ultrafast.gateway import schema
 from ultrafast.gateway.app import Gateway
+from ultrafast.gateway.assembly import build_routes
+from ultrafast.gateway.configuration import LOCAL, Configuration
 from ultrafast.gateway.hosts import HostPolicy
+from ultrafast.gateway.records.store import Records
+from ultrafast.gateway.service import Service
 from ultrafast.models.architectures import ARCHITECTURES
 from ultrafast.weights.gguf import TENSOR_TYPES
 from ultrafast.weights.store import ModelLocation
@@ -72,8 +77,13 @@ def test_every_tensor_type_is_documented_with_its_size() -> None:
     ]
 
 
-def test_every_route_is_documented() -> None:
-    gateway = Gateway(LocalBackend(ModelLocation("any", Path("any.gguf"), 0)), key=None, hosts=HostPolicy("127.0.0.1"))
+def test_every_route_is_documented(tmp_path: Path) -> None:
+    location = ModelLocation("any", Path("any.gguf"), 0)
+    engines = {LOCAL: EngineChat(LOCAL, LocalBackend(location), location)}
+    configuration = Configuration()
+    with Records.open(tmp_path) as records:
+        service = Service(configuration, engines, build_routes(configuration, engines, {}), records)
+        gateway = Gateway(service, require_key=True, hosts=HostPolicy("127.0.0.1"))
     routes = [route for route in gateway._router.routes if isinstance(route, Route)]
     served = {
         f"{method} {re.sub(r'{[^}]*}', '{id}', route.path)}"

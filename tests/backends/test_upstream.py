@@ -39,7 +39,7 @@ def call_of(sampling: SamplingParameters | None = None, *, tier: str = "default"
         include_usage=False,
         tier=None,
     )
-    return Call("req_test", msgspec.structs.replace(chat, **values), tier, "project", 16)
+    return Call("req_test", msgspec.structs.replace(chat, **values), "model", tier, "project", 16)
 
 
 @pytest_asyncio.fixture

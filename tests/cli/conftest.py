@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.data_directories import fresh_data_directory
+
 COMMAND = [sys.executable, "-m", "ultrafast.cli"]
 TIMEOUT_SECONDS = 120
 
@@ -21,7 +23,8 @@ Ultrafast = Callable[..., "subprocess.CompletedProcess[str]"]
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment with one width, no settings of the developer's own, and ``variables``."""
     kept = {name: value for name, value in os.environ.items() if name == "ULTRAFAST_CACHE" or "ULTRAFAST" not in name}
-    return {**kept, "COLUMNS": "80", "PYTHONUNBUFFERED": "", **variables}
+    settings = {"COLUMNS": "80", "PYTHONUNBUFFERED": "", "ULTRAFAST_DATA": fresh_data_directory()}
+    return {**kept, **settings, **variables}
 
 
 @pytest.fixture(scope="session")

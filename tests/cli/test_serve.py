@@ -115,7 +115,7 @@ def test_without_a_terminal_the_key_is_kept_in_a_file_of_the_owner(tmp_path: Pat
     model = str(resolve_model().path)
     keys = []
     for _ in range(2):
-        with serving("--model", model, ULTRAFAST_CACHE=str(tmp_path)) as server:
+        with serving("--model", model, ULTRAFAST_DATA=str(tmp_path)) as server:
             (line,) = [line for line in server.lines if "API key" in line]
             path = Path(line.rpartition(" ")[2])
             assert path.parent == tmp_path

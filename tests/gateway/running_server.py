@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.data_directories import fresh_data_directory
+
 KEY = "uf-key-of-the-tests-canary-9c51"
 START_SECONDS = 240  # may have to pull the model first
 _LISTENING = re.compile(r"Listening on http://127\.0\.0\.1:(\d+)")
@@ -26,13 +28,14 @@ class RunningServer:
         kept = {
             name: value for name, value in os.environ.items() if name == "ULTRAFAST_CACHE" or "ULTRAFAST" not in name
         }
+        self.data_directory = variables.get("ULTRAFAST_DATA") or fresh_data_directory()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ultrafast.cli", "serve", "--port", "0", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=kept | {"ULTRAFAST_API_KEY": KEY} | variables,
+            env=kept | {"ULTRAFAST_API_KEY": KEY, "ULTRAFAST_DATA": self.data_directory} | variables,
         )
         self.lines: list[str] = []
         self.port = 0

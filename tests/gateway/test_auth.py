@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ultrafast.errors import ConfigurationError
-from ultrafast.gateway.auth import KEY_VARIABLE, KeyCheck, obtain_key
+from ultrafast.gateway.auth import KEY_VARIABLE, IdentityCheck, obtain_key
 from ultrafast.gateway.failures import HttpError
+from ultrafast.gateway.records.store import Records
 
 KEY = "uf-a-key-for-tests"
 
 
-def admits(check: KeyCheck, *values: bytes) -> bool:
+@pytest.fixture
+def records(tmp_path: Path) -> Iterator[Records]:
+    with Records.open(tmp_path / "data") as records:
+        records.adopt_key(KEY)
+        yield records
+
+
+def admits(check: IdentityCheck, *values: bytes) -> bool:
     try:
         check.check([(b"authorization", value) for value in values])
     except HttpError as error:
@@ -25,8 +34,8 @@ def admits(check: KeyCheck, *values: bytes) -> bool:
     return True
 
 
-def test_only_the_key_opens() -> None:
-    check = KeyCheck(KEY)
+def test_only_the_key_opens(records: Records) -> None:
+    check = IdentityCheck(records, required=True)
     assert admits(check, b"Bearer " + KEY.encode())
     assert admits(check, b"bearer   " + KEY.encode())
     for value in (
@@ -47,8 +56,9 @@ def test_only_the_key_opens() -> None:
     assert not admits(check, b"Bearer " + KEY.encode(), b"Bearer " + KEY.encode())
 
 
-def test_no_key_is_asked_for_only_where_that_was_chosen() -> None:
-    assert admits(KeyCheck(None))
+def test_no_key_is_asked_for_only_where_that_was_chosen(records: Records) -> None:
+    identity = IdentityCheck(records, required=False).check([])
+    assert (identity.project.name, identity.key_id) == ("default", "")
 
 
 def test_the_key_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

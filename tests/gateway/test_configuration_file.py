@@ -220,7 +220,7 @@ def test_which_file(file: Path) -> None:
 
 
 def test_the_environment_and_flags_override_the_file(file: Path) -> None:
-    environment = {"ULTRAFAST_HOST": "::1", "ULTRAFAST_PORT": "81", "ULTRAFAST_DATA_DIRECTORY": "/d"}
+    environment = {"ULTRAFAST_HOST": "::1", "ULTRAFAST_PORT": "81", "ULTRAFAST_DATA": "/d"}
     flags = Overrides(port=82, alias=("a", "b"), threads=3, allowed_host=("h",))
     found = load(file, 'host = "0.0.0.0"\nport = 80\n', merged(environment_overrides(environment), flags))
     assert (found.host, found.port, found.data_directory) == ("::1", 82, "/d")

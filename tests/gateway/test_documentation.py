@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ultrafast.gateway import chat, json_input, protocol, schema
+from ultrafast.gateway import answers, json_input, protocol, schema
 
 PAGE = re.sub(r"\s+", " ", (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8"))
 
@@ -14,7 +14,7 @@ def test_the_limits_of_requests() -> None:
     assert f"at most {json_input.MAXIMUM_BODY_BYTES >> 20} MiB, within {json_input.BODY_SECONDS:.0f} s" in PAGE
     assert f"at most {protocol.MAXIMUM_HEADER_BYTES >> 10} KiB, within {protocol.HEADER_SECONDS:.0f} s" in PAGE
     assert f"stops reading for {protocol.WRITE_SECONDS:.0f} s" in PAGE
-    assert chat.KEEP_ALIVE_SECONDS == 5.0
+    assert answers.KEEP_ALIVE_SECONDS == 5.0
     assert "for five seconds" in PAGE
 
 

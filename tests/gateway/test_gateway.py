@@ -6,7 +6,8 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,11 +16,16 @@ import pytest_asyncio
 from tests.gateway.conftest import MODEL
 from tests.gateway.running_server import KEY
 from tests.gateway.test_protocol import serving
+from ultrafast.backends.engine_chat import EngineChat
 from ultrafast.backends.local import LocalBackend
 from ultrafast.backends.prompt import ChatPrompt
-from ultrafast.gateway import chat
+from ultrafast.gateway import answers
 from ultrafast.gateway.app import Gateway
+from ultrafast.gateway.assembly import build_routes
+from ultrafast.gateway.configuration import LOCAL, Configuration
 from ultrafast.gateway.hosts import HostPolicy
+from ultrafast.gateway.records.store import Records
+from ultrafast.gateway.service import Service
 from ultrafast.weights.store import resolve_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,9 +40,29 @@ async def backend() -> AsyncIterator[LocalBackend]:
     await backend.stop()
 
 
+@pytest.fixture
+def records(tmp_path: Path) -> Iterator[Records]:
+    with Records.open(tmp_path / "data") as records:
+        records.adopt_key(KEY)
+        yield records
+
+
+@pytest.fixture
+def service(backend: LocalBackend, records: Records) -> Service:
+    configuration = Configuration()
+    engines = {LOCAL: EngineChat(LOCAL, backend, resolve_model())}
+    return Service(configuration, engines, build_routes(configuration, engines, {}), records)
+
+
 @pytest_asyncio.fixture(loop_scope="module")
-async def gateway(backend: LocalBackend) -> Gateway:
-    return Gateway(backend, key=KEY, hosts=HostPolicy("127.0.0.1"))
+async def gateway(service: Service) -> Gateway:
+    return Gateway(service, require_key=True, hosts=HostPolicy("127.0.0.1"))
+
+
+def open_with(service: Service, prompt: ChatPrompt) -> None:
+    """As if the engine had just been loaded, with this tokenizer."""
+    service.engines[LOCAL]._prompt = prompt
+    service.begin()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -57,23 +83,23 @@ def request(content: str = "Hi", **values: object) -> dict[str, object]:
 
 
 async def test_before_the_model_is_loaded_everything_is_503(
-    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt
+    service: Service, http: httpx.AsyncClient, prompt: ChatPrompt
 ) -> None:
     assert (await http.get("/health")).status_code == 503
     refusal = await http.post(CHAT, json=request())
     assert refusal.status_code == 503
     assert refusal.json()["error"]["type"] == "service_unavailable_error"
     assert "retry-after" in refusal.headers
-    gateway.open(prompt)
+    open_with(service, prompt)
     assert (await http.get("/health")).status_code == 200
     assert (await http.post(CHAT, json=request())).status_code == 200
 
 
 async def test_a_long_prefill_keeps_the_connection_alive(
-    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt, monkeypatch: pytest.MonkeyPatch
+    service: Service, http: httpx.AsyncClient, prompt: ChatPrompt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "KEEP_ALIVE_SECONDS", 0.05)
-    gateway.open(prompt)
+    monkeypatch.setattr(answers, "KEEP_ALIVE_SECONDS", 0.05)
+    open_with(service, prompt)
     async with http.stream("POST", CHAT, json=request("sea and sky " * 400, stream=True)) as response:
         assert response.status_code == 200
         lines = [line async for line in response.aiter_lines() if line]
@@ -85,13 +111,13 @@ async def test_a_long_prefill_keeps_the_connection_alive(
 
 
 async def test_a_bug_is_one_clean_error_and_names_no_value(
-    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt, caplog: pytest.LogCaptureFixture
+    service: Service, http: httpx.AsyncClient, prompt: ChatPrompt, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(ChatPrompt):
         def tokens(self, messages: object, *, context: int | None = None) -> list[int]:
             raise RuntimeError("canary-of-a-prompt: " + str(messages))
 
-    gateway.open(Broken(prompt._template, prompt.tokenizer))
+    open_with(service, Broken(prompt._template, prompt.tokenizer))
     with caplog.at_level(logging.DEBUG):
         response = await http.post(CHAT, json=request("canary-of-a-prompt"))
     assert response.status_code == 500
@@ -102,7 +128,7 @@ async def test_a_bug_is_one_clean_error_and_names_no_value(
 
 
 async def test_row_11_long_prompts_take_two_threads_and_only_while_somebody_waits(
-    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt
+    service: Service, http: httpx.AsyncClient, prompt: ChatPrompt
 ) -> None:
     entered: queue.Queue[object] = queue.Queue()
     release = threading.Event()
@@ -113,7 +139,7 @@ async def test_row_11_long_prompts_take_two_threads_and_only_while_somebody_wait
             release.wait(30)
             return [1]
 
-    gateway.open(Slow(prompt._template, prompt.tokenizer))
+    open_with(service, Slow(prompt._template, prompt.tokenizer))
     leaving = [asyncio.create_task(http.post(CHAT, json=request("x" * 10_000))) for _ in range(8)]
     async with asyncio.timeout(20):
         for _ in range(2):
@@ -131,9 +157,9 @@ async def test_row_11_long_prompts_take_two_threads_and_only_while_somebody_wait
 
 
 async def test_many_at_once_all_end_and_nothing_is_left(
-    gateway: Gateway, http: httpx.AsyncClient, prompt: ChatPrompt, backend: LocalBackend
+    service: Service, http: httpx.AsyncClient, prompt: ChatPrompt, backend: LocalBackend
 ) -> None:
-    gateway.open(prompt)
+    open_with(service, prompt)
 
     async def one(number: int) -> str:
         if number % 3 == 0:  # leaves early
@@ -148,6 +174,7 @@ async def test_many_at_once_all_end_and_nothing_is_left(
 
     results = await asyncio.gather(*(one(number) for number in range(24)))
     assert results.count("left") == 8
-    await gateway.drain(5)
+    service.draining = True
+    await service.idle()
     status = await backend.status()
     assert (status.running, status.waiting, status.free_blocks) == (0, 0, status.block_count)

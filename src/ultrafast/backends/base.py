@@ -58,6 +58,7 @@ class Call(msgspec.Struct, frozen=True):
 
     request_id: str
     chat: ChatRequest
+    model: str  # the real one's name
     tier: str
     project: str  # id; a backend that keeps prefixes shares them within a project only
     max_tokens: int  # new tokens per choice, the default filled in

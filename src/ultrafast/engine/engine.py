@@ -34,6 +34,7 @@ from ultrafast.tokens.tokenizer import Tokenizer
 MAXIMUM_WAITING_SEQUENCES = 256  # of a tier; beyond this, refusing at once is kinder than a queue of minutes
 
 _WARM_UP_PROMPT_TOKENS = 64
+_SHORTEST_WARM_UP_TOKENS = 8
 _WARM_UP_SECONDS = 0.2
 _WARM_UP_TOKENS = 4
 
@@ -330,15 +331,22 @@ class Engine:
         From then on chunks of prefill are sized by the measured rate: on a slow machine a stream still flows beside a
         prompt.
         """
-        length = max(1, min(_WARM_UP_PROMPT_TOKENS, self._model.context - _WARM_UP_TOKENS))
-        greedy = SamplingParameters(temperature=0.0)
-        request = GenerationRequest("warm-up", [0] * length, greedy, _WARM_UP_TOKENS, ignore_end=True)
-        # The first run meets cold pages; the second is the measure. A context of one token has no room for either.
-        for _ in range(2 if length < self._model.context else 0):
-            self._scheduler.costs = StepCosts(self._model.max_rows)
-            self.add(request)
-            while self.has_work:
-                self.step()
-            self.forget_prefixes()
+        room = self._model.context - _WARM_UP_TOKENS
+        # The first run meets cold pages; the second is the measure, and for a large model a short one.
+        started = self._clock()
+        self._rehearse(min(_SHORTEST_WARM_UP_TOKENS, room))
+        longest = int(_SHORTEST_WARM_UP_TOKENS * _WARM_UP_SECONDS / max(self._clock() - started, 1e-6))
+        self._rehearse(min(max(_SHORTEST_WARM_UP_TOKENS, longest), _WARM_UP_PROMPT_TOKENS, room))
         gc.collect()
         gc.freeze()
+
+    def _rehearse(self, prompt_tokens: int) -> None:
+        """Run one request and measure its prefill; a context of a few tokens has no room for that."""
+        if prompt_tokens < 1:
+            return
+        self._scheduler.costs = StepCosts(self._model.max_rows)
+        greedy = SamplingParameters(temperature=0.0)
+        self.add(GenerationRequest("warm-up", [0] * prompt_tokens, greedy, _WARM_UP_TOKENS, ignore_end=True))
+        while self.has_work:
+            self.step()
+        self.forget_prefixes()

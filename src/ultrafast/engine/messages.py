@@ -16,6 +16,7 @@ from ultrafast import errors
 from ultrafast.models.sampling import SamplingParameters
 
 MAXIMUM_FRAME_BYTES: Final = 64 << 20
+MAXIMUM_RESERVED_SLOTS: Final = 64
 _LENGTH: Final = struct.Struct(">I")
 
 Message = TypeVar("Message")

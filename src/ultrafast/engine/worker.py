@@ -22,6 +22,7 @@ from ultrafast.engine import messages
 from ultrafast.engine.engine import Engine
 from ultrafast.engine.fingerprint import weights_fingerprint
 from ultrafast.engine.messages import (
+    MAXIMUM_RESERVED_SLOTS,
     Cancel,
     Events,
     Failed,
@@ -43,7 +44,6 @@ from ultrafast.models.text import open_tokenizer
 
 EXIT_BROKEN = 70  # EX_SOFTWARE
 _RECEIVE_BYTES = 1 << 16
-MAXIMUM_RESERVED_SLOTS = 64
 _PR_SET_PDEATHSIG = 1
 
 

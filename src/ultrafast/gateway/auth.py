@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import hmac
 import os
 import secrets
-import stat
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
+from ultrafast.backends.key_file import check_key, read_key_file
 from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.failures import Headers, HttpError
+from ultrafast.gateway.records.projects import Identity
+from ultrafast.gateway.records.store import Records
 
 KEY_VARIABLE = "ULTRAFAST_API_KEY"
 KEY_FILE = "api-key"
 _KEY_BYTES = 32
-_MAXIMUM_KEY_LETTERS = 4096  # what a request's header has room for is far more
 _SCHEME = b"bearer "
+IDENTITY = "ultrafast.identity"  # where a scope holds whose request it is
+NO_KEY = ""  # the key's id where none was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def obtain_key(directory: Path, *, terminal: bool) -> ApiKey:
     """
     value = os.environ.get(KEY_VARIABLE, "")
     if value:
-        _check_key(value, KEY_VARIABLE)
+        check_key(value, KEY_VARIABLE)
         return ApiKey(value)
     if terminal:
         return ApiKey(_new_key(), generated=True)
@@ -49,13 +51,6 @@ def _new_key() -> str:
     return "uf-" + secrets.token_urlsafe(_KEY_BYTES)
 
 
-def _check_key(value: str, origin: str) -> None:
-    if len(value) > _MAXIMUM_KEY_LETTERS or not value.isascii() or not value.isprintable() or " " in value:
-        raise ConfigurationError(
-            f"{origin} must hold at most {_MAXIMUM_KEY_LETTERS:,} letters of printable ASCII without spaces"
-        )
-
-
 def _kept_key(path: Path) -> ApiKey:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +58,7 @@ def _kept_key(path: Path) -> ApiKey:
             # The mode is given at creation: the key is never readable by others, not for an instant.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
-            return ApiKey(_read_key(path), path)
+            return ApiKey(read_key_file(path), path)
         value = _new_key()
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(value + "\n")
@@ -72,48 +67,45 @@ def _kept_key(path: Path) -> ApiKey:
     return ApiKey(value, path, generated=True)
 
 
-def _read_key(path: Path) -> str:
-    """The key in a file that is checked before a byte of it is read."""
-    try:
-        # Without blocking: whoever put a pipe here would otherwise hold us for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ConfigurationError(f"{path} is a symbolic link: replace it with the file itself") from None
-        raise
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigurationError(f"{path} is not a regular file: remove it")
-        if status.st_uid != os.geteuid():
-            raise ConfigurationError(f"{path} belongs to another user: remove it")
-        if status.st_mode & 0o077:
-            raise ConfigurationError(f"{path} can be read by others: chmod 600 or remove it")
-        content = file.read(_MAXIMUM_KEY_LETTERS + 2)  # with its line end, and one byte that is too many
-    value = content.decode("latin-1").strip("\r\n")
-    if not value:
-        raise ConfigurationError(f"{path} is empty: remove it")
-    _check_key(value, str(path))
-    return value
-
-
 class KeyCheck:
-    """Admits requests that present the key. Only its digest is kept, and compared in constant time."""
+    """Admits requests that present the one key. Only its digest is kept, and compared in constant time."""
 
     def __init__(self, key: str | None) -> None:
         self._digest = None if key is None else hashlib.sha256(key.encode()).digest()
 
     def check(self, headers: Headers) -> None:
-        """Raise HttpError 401 unless exactly one ``Authorization: Bearer`` header has the key."""
-        if self._digest is None:  # the operator asked for no key, on a loopback address
+        """Raise HttpError 401 unless the key is presented; without one, nothing is asked for."""
+        if self._digest is None:
             return
-        values = [value for name, value in headers if name == b"authorization"]
-        if not values:
-            raise _unauthorised("no API key was given: send it as 'Authorization: Bearer …'")
-        value = values[0]
-        presented = value[len(_SCHEME) :].strip() if value[: len(_SCHEME)].lower() == _SCHEME else b""
-        if len(values) != 1 or not hmac.compare_digest(hashlib.sha256(presented).digest(), self._digest):
+        if not hmac.compare_digest(hashlib.sha256(_presented_key(headers)).digest(), self._digest):
             raise _unauthorised("the API key is not valid")
+
+
+class IdentityCheck:
+    """Whose request it is, by the key it presents; ``required`` False: everybody's is the first project's."""
+
+    def __init__(self, records: Records, *, required: bool) -> None:
+        self._records = records
+        self._required = required
+
+    def check(self, headers: Headers) -> Identity:
+        """The owner of the key. Raises HttpError 401 for a key that is missing, unknown or revoked."""
+        if not self._required:  # the operator asked for no key, on a loopback address
+            return Identity(self._records.projects()[0], NO_KEY)
+        identity = self._records.identify(_presented_key(headers))
+        if identity is None:
+            raise _unauthorised("the API key is not valid")
+        return identity
+
+
+def _presented_key(headers: Headers) -> bytes:
+    """The key of the one ``Authorization: Bearer`` header."""
+    values = [value for name, value in headers if name == b"authorization"]
+    if not values:
+        raise _unauthorised("no API key was given: send it as 'Authorization: Bearer …'")
+    if len(values) != 1 or values[0][: len(_SCHEME)].lower() != _SCHEME:
+        raise _unauthorised("the API key is not valid")
+    return values[0][len(_SCHEME) :].strip()
 
 
 def _unauthorised(message: str) -> HttpError:

@@ -1,15 +1,10 @@
-"""The models this server answers for: the real one and its aliases."""
+"""The models this server answers for, as requests name them and lists show them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from http import HTTPStatus
-
 import msgspec
 
-from ultrafast.backends.base import Backend, ModelDescription
 from ultrafast.errors import ConfigurationError
-from ultrafast.gateway.failures import HttpError
 from ultrafast.gateway.schema import MAXIMUM_NAME_LETTERS
 
 DEFAULT_ALIASES = ("gpt-5.6-sol",)
@@ -38,33 +33,3 @@ class ModelList(msgspec.Struct, frozen=True):
 
     data: list[ModelObject]
     object: str = "list"
-
-
-class Catalogue:
-    """Every name a request may use. Responses always name the real model."""
-
-    def __init__(self, backend: Backend, aliases: Iterable[str] = DEFAULT_ALIASES) -> None:
-        self._backend = backend
-        self._aliases = tuple(dict.fromkeys(aliases))
-
-    def resolve(self, name: str) -> ModelObject:
-        """The model behind ``name``. Raises HttpError 404; EngineUnavailableError while it is unknown."""
-        model = self._backend.model
-        if name != model.name and name not in self._aliases:
-            names = " or ".join(f"'{known}'" for known in (model.name, *self._aliases))
-            raise HttpError(
-                HTTPStatus.NOT_FOUND,
-                f"this server has no model of that name: ask for {names}",
-                code="model_not_found",
-                param="model",
-            )
-        return _model_object(model)
-
-    def all(self) -> ModelList:
-        """The one real model."""
-        model = self._backend.model
-        return ModelList([_model_object(model)])
-
-
-def _model_object(model: ModelDescription) -> ModelObject:
-    return ModelObject(model.name, model.created, quantised_at_load=model.quantised_at_load or msgspec.UNSET)

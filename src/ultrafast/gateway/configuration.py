@@ -5,14 +5,14 @@ Each field describes itself for ``docs/configuration.md``. ``configuration_file`
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from ultrafast.backends.settings import EngineSettings, Text, UpstreamSettings
 from ultrafast.gateway.catalogue import DEFAULT_ALIASES
-from ultrafast.gateway.tiers import TIERS
+from ultrafast.gateway.tiers import TIERS, OverCapacity
 
 __all__ = [
     "ANY_MODEL",
@@ -28,8 +28,6 @@ __all__ = [
     "TierSettings",
     "UpstreamSettings",
 ]
-
-OverCapacity = Literal["queue", "downgrade", "refuse"]
 
 LOCAL: Final = "local"  # the backend's name where nothing is configured
 ANY_MODEL: Final = "*"  # in prices: every model without a price of its own; in aliases: the first model

@@ -11,10 +11,11 @@ from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.configuration import ANY_MODEL, Configuration, EngineSettings, UpstreamSettings
 from ultrafast.gateway.configuration_check import check
 from ultrafast.gateway.configuration_values import dotted
+from ultrafast.gateway.records.directory import DATA_VARIABLE
 
 HOST_VARIABLE: Final = "ULTRAFAST_HOST"
 PORT_VARIABLE: Final = "ULTRAFAST_PORT"
-DATA_VARIABLE: Final = "ULTRAFAST_DATA_DIRECTORY"
+
 
 # A listener, an engine's process and an open database stay what they are until the server starts anew.
 _FIXED: Final = ("host", "port", "data_directory", "allowed_hosts", "admin_key_variable")

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from ultrafast.errors import EngineError, RequestError, UltrafastError
+from ultrafast.errors import EngineError, EngineUnavailableError, RequestError, UltrafastError
 
 # Where many clients are refused at once, the spread keeps them from all coming back at once.
 RETRY_MILLISECONDS = (500, 1500)
@@ -19,11 +19,19 @@ class HttpError(RequestError):
     """A refusal of the HTTP layer, with its own status."""
 
     def __init__(
-        self, status: HTTPStatus, message: str, *, code: str, param: str | None = None, headers: Headers | None = None
+        self,
+        status: HTTPStatus,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        headers: Headers | None = None,
+        kind: str | None = None,
     ) -> None:
         super().__init__(message, param=param, code=code)
         self.status = status
         self.headers = headers or []
+        self.type = kind or self.type
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -66,7 +74,13 @@ def headers_of(error: UltrafastError) -> Headers:
         return error.headers
     if status_of(error) != HTTPStatus.SERVICE_UNAVAILABLE:
         return []
-    milliseconds = random.randint(*RETRY_MILLISECONDS)  # noqa: S311 - jitter, no secret
+    known = error.retry_after_seconds if isinstance(error, EngineUnavailableError) else None
+    return retry_headers(known or 0.0)
+
+
+def retry_headers(seconds: float = 0.0) -> Headers:
+    """That a retry is worth while, not before ``seconds``."""
+    milliseconds = int(seconds * 1000) + random.randint(*RETRY_MILLISECONDS)  # noqa: S311 - jitter, no secret
     return [
         (b"retry-after-ms", str(milliseconds).encode()),
         (b"retry-after", str(-(-milliseconds // 1000)).encode()),

@@ -43,7 +43,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TimeInfo(msgspec.Struct, frozen=True):
-    """Wall-clock seconds in the engine: waiting, to the first token, from there to the last."""
+    """Wall-clock seconds: waiting (for a slot of the tier, then in the engine), to the first token, to the last."""
 
     queue_time: float
     prompt_time: float
@@ -103,7 +103,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     choices: list[Choice]
     usage: Usage
     service_tier: str
-    system_fingerprint: str
+    system_fingerprint: str | None
     seed: int
     time_info: TimeInfo
 
@@ -115,7 +115,7 @@ class Heading(msgspec.Struct, frozen=True):
     created: int
     model: str
     service_tier: str
-    system_fingerprint: str
+    system_fingerprint: str | None
 
 
 def usage_of(summary: Summary) -> Usage:
@@ -129,9 +129,10 @@ def usage_of(summary: Summary) -> Usage:
     )
 
 
-def time_info_of(summary: Summary) -> TimeInfo:
+def time_info_of(summary: Summary, gateway_queue_seconds: float) -> TimeInfo:
     """The times, to the microsecond."""
-    queue, prompt, completion = summary.queue_seconds, summary.prefill_seconds, summary.decode_seconds
+    queue = gateway_queue_seconds + summary.queue_seconds
+    prompt, completion = summary.prefill_seconds, summary.decode_seconds
     return TimeInfo(round(queue, 6), round(prompt, 6), round(completion, 6), round(queue + prompt + completion, 6))
 
 
@@ -154,7 +155,7 @@ def _top_entry(top: TopToken) -> TopLogprobEntry:
 class ChunkWriter:
     """Server-sent events of one response, spliced from ready-made bytes: no JSON object is built per event."""
 
-    def __init__(self, heading: Heading, *, seed: int, include_usage: bool) -> None:
+    def __init__(self, heading: Heading, *, seed: int, include_usage: bool, gateway_queue_seconds: float = 0.0) -> None:
         self._head = (
             b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"service_tier":%b,'
             b'"system_fingerprint":%b,'
@@ -169,6 +170,7 @@ class ChunkWriter:
         self._open = self._head + b'"choices":[{"index":'
         self._close = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._seed = b',"seed":%d' % seed
+        self._queue_seconds = gateway_queue_seconds
         self._started: set[int] = set()
 
     def event(
@@ -196,7 +198,7 @@ class ChunkWriter:
         if first:
             parts.append(self._seed)
         if summary is not None:
-            parts += (b',"time_info":', _encode(time_info_of(summary)))
+            parts += (b',"time_info":', _encode(time_info_of(summary, self._queue_seconds)))
         parts.append(self._close)
         return b"".join(parts)
 

@@ -111,6 +111,18 @@ class Routes:
             names += [name for name in route.backends if name not in names]
         return found
 
+    @property
+    def ready(self) -> bool:
+        """Whether every model has a backend that a request now would be tried on."""
+        return all(any(self._backends[name].ready for name in names) for names in self.models.values())
+
+    def backends_of_tier(self, tier: str) -> list[str]:
+        """Every backend that requests at ``tier`` may go to, of any model."""
+        if not self._routes:
+            return list(self._backends)
+        routes = [route for (_, name), route in self._routes.items() if name == tier]
+        return list(dict.fromkeys(backend for route in routes for backend in route.backends))
+
     def model_of(self, name: str) -> str:
         """The model behind ``name``, which may be an alias. Raises HttpError 404."""
         models = list(self.models)

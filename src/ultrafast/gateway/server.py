@@ -9,25 +9,40 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 import uvicorn
 
-from ultrafast.backends.local import LocalBackend
-from ultrafast.backends.prompt import ChatPrompt
-from ultrafast.errors import ConfigurationError
+from ultrafast.backends.engine_chat import EngineChat
+from ultrafast.backends.key_file import check_key
+from ultrafast.backends.upstream import UpstreamBackend
+from ultrafast.errors import ConfigurationError, UltrafastError
+from ultrafast.gateway.admin import AdminApplication
+from ultrafast.gateway.admin_socket import serving_admin
 from ultrafast.gateway.app import Gateway
+from ultrafast.gateway.assembly import build_engines, build_routes
 from ultrafast.gateway.auth import KEY_VARIABLE, ApiKey, obtain_key
-from ultrafast.gateway.catalogue import DEFAULT_ALIASES, check_alias
+from ultrafast.gateway.catalogue import check_alias
+from ultrafast.gateway.configuration import Configuration
+from ultrafast.gateway.configuration_file import configuration_path, load_configuration
+from ultrafast.gateway.configuration_overrides import (
+    Overrides,
+    changes_needing_restart,
+    environment_overrides,
+    merged,
+    reloaded,
+)
 from ultrafast.gateway.hosts import HostPolicy, is_loopback
 from ultrafast.gateway.protocol import LimitedHttpProtocol
-from ultrafast.weights.store import ModelLocation, Progress, cache_directory, resolve_model
+from ultrafast.gateway.records.directory import SOCKET_FILE, data_directory
+from ultrafast.gateway.records.store import Records
+from ultrafast.gateway.routes import upstream_backends
+from ultrafast.gateway.service import Service
+from ultrafast.weights.store import Progress
 
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8000
 DRAIN_SECONDS = 10.0
 
 _VENDOR_PREFIX = "gpt-"  # of the default alias's family: names that people know as another's models
@@ -38,20 +53,20 @@ _LAST_WRITES_SECONDS = 3
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What an operator can choose; ``None`` lets the loader decide."""
+    """What is said on the command line beside the configuration."""
 
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT  # 0: any free port, reported in the line "Listening on …"
-    model: str | None = None
-    aliases: tuple[str, ...] = DEFAULT_ALIASES
-    threads: int | None = None
-    context: int | None = None
-    chat_template: Path | None = None
+    configuration_file: Path | None = None  # read again at SIGHUP
+    overrides: Overrides = field(default_factory=Overrides)
     instruction_set: str | None = None
-    quantize: str | None = None
     require_key: bool = True  # False only on a loopback address
-    allowed_hosts: tuple[str, ...] = ()  # further names clients may use, such as a proxy's
     drain_seconds: float = DRAIN_SECONDS
+
+    def configuration(self) -> Configuration:
+        """The file's settings, or the defaults, under those of the command line. Raises ConfigurationError."""
+        for alias in self.overrides.alias or ():
+            check_alias(alias)
+        overrides = merged(environment_overrides(os.environ), self.overrides)
+        return load_configuration(configuration_path(self.configuration_file, os.environ), os.environ, overrides)
 
 
 def serve(options: ServeOptions, *, progress: Progress | None = None, output: TextIO | None = None) -> None:
@@ -61,17 +76,31 @@ def serve(options: ServeOptions, *, progress: Progress | None = None, output: Te
     begin.
     """
     output = output or sys.stderr
-    for alias in options.aliases:
-        check_alias(alias)
-    if not options.require_key and not is_loopback(options.host):
+    configuration = options.configuration()
+    if not options.require_key and not is_loopback(configuration.host):
         raise ConfigurationError("serving without a key is possible on a loopback address only")
-    key = None
-    if options.require_key:
-        key = obtain_key(cache_directory(), terminal=output.isatty())
-    with _logging_to(output), contextlib.closing(_bind(options.host, options.port)) as listener:
-        location = resolve_model(options.model, progress=progress)
+    directory = data_directory(configuration.data_directory)
+    with (
+        _logging_to(output),
+        contextlib.closing(_bind(configuration.host, configuration.port)) as listener,
+        Records.open(directory, prices=configuration.prices, record_text=configuration.record_text) as records,
+    ):
+        key = obtain_key(directory, terminal=output.isatty()) if options.require_key else None
+        if key is not None:
+            records.adopt_key(key.value)
+        engines = build_engines(configuration, instruction_set=options.instruction_set, progress=progress)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_Service(options, location, key, listener, output).run())
+            run = _Run(
+                options,
+                configuration,
+                engines,
+                records,
+                directory=directory,
+                key=key,
+                listener=listener,
+                output=output,
+            )
+            runner.run(run.run())
 
 
 class _Server(uvicorn.Server):
@@ -80,107 +109,154 @@ class _Server(uvicorn.Server):
         yield  # signals are ours: uvicorn would end the process by the signal it caught
 
 
-class _Service:
+class _Run:
     """One run of the server."""
 
     def __init__(
         self,
         options: ServeOptions,
-        location: ModelLocation,
+        configuration: Configuration,
+        engines: Mapping[str, EngineChat],
+        records: Records,
+        *,
+        directory: Path,
         key: ApiKey | None,
         listener: socket.socket,
         output: TextIO,
     ) -> None:
         self._options = options
-        self._location = location
+        self._engines = engines
+        self._directory = directory
         self._key = key
         self._listener = listener
         self._output = output
         self._signalled = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._backend = LocalBackend(
-            location,
-            threads=options.threads,
-            context=options.context,
-            instruction_set=options.instruction_set,
-            quantize=options.quantize,
-        )
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._upstreams = upstream_backends(configuration, os.environ)
+        routes = build_routes(configuration, engines, self._upstreams)
+        self._service = Service(configuration, engines, routes, records)
         self._gateway = Gateway(
-            self._backend,
-            key=None if key is None else key.value,
-            hosts=HostPolicy(options.host, options.allowed_hosts),
-            aliases=options.aliases,
+            self._service,
+            require_key=key is not None,
+            hosts=HostPolicy(configuration.host, configuration.allowed_hosts),
+            administration=self._http_administration(),
         )
-        config = uvicorn.Config(
-            self._gateway,
-            http=LimitedHttpProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=_BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_LAST_WRITES_SECONDS,
-        )
-        self._server = _Server(config)
+        self._server = _Server(_uvicorn_config(self._gateway))
+
+    def _http_administration(self) -> AdminApplication | None:
+        """The operator's interface on the port, where the configuration names the variable with its key."""
+        variable = self._service.configuration.admin_key_variable
+        if variable is None:
+            return None
+        key = os.environ.get(variable, "")
+        if not key:
+            raise ConfigurationError(f"admin_key_variable names {variable}, which is not set: it holds the admin key")
+        check_key(key, variable)
+        return AdminApplication(self._service.records, self._service.tier_uses, key=key)
 
     async def run(self) -> None:
-        """Serve from now on (503 until the model is loaded) to the signal, then drain."""
+        """Serve from now on (503 until the models are loaded) to the signal, then drain."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self._service.follow_orders()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         signalled = asyncio.create_task(self._signalled.wait())
         opening = asyncio.create_task(self._open())
+        administration = AdminApplication(self._service.records, self._service.tier_uses, key=None)
         try:
-            await asyncio.wait((opening, signalled), return_when=asyncio.FIRST_COMPLETED)
-            if opening.done():
-                opening.result()
-                self._announce()
-                await signalled
-                await self._drain()
+            async with serving_admin(administration, self._directory / SOCKET_FILE):
+                await self._serve_until_signalled(opening, signalled)
         finally:
-            signalled.cancel()
-            opening.cancel()
+            for task in (signalled, opening):
+                task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait((opening,))
-            await self._backend.stop()
+            await self._stop_backends()
             self._server.should_exit = True
             await serving
 
+    async def _serve_until_signalled(self, opening: asyncio.Task[None], signalled: asyncio.Task[bool]) -> None:
+        await asyncio.wait((opening, signalled), return_when=asyncio.FIRST_COMPLETED)
+        if opening.done():
+            opening.result()
+            self._announce()
+            await signalled
+            await self._drain()
+
     async def _open(self) -> None:
-        prompt = await asyncio.to_thread(ChatPrompt.from_file, self._location.path, self._options.chat_template)
-        await self._backend.start()
-        self._gateway.open(prompt)
+        for engine in self._engines.values():
+            await engine.start()
+        self._service.begin()
+
+    async def _stop_backends(self) -> None:
+        """What is still being answered ends with an error event."""
+        self._service.end_all()
+        for engine in self._engines.values():
+            await engine.stop()
+        await self._gateway.drain(_LAST_WRITES_SECONDS)
+        for upstream in self._upstreams.values():
+            self._retire(upstream)
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=_LAST_WRITES_SECONDS)
+
+    def _retire(self, upstream: UpstreamBackend) -> None:
+        task = asyncio.create_task(upstream.retire())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     async def _drain(self) -> None:
-        """Let answers end by themselves for a while; what is left ends with an error event when the backend stops."""
+        """Let answers end by themselves for a while; what is left ends with an error event when the backends stop."""
         self._print("Stopping: answers in progress may end (again to stop at once)")
         draining = asyncio.create_task(self._gateway.drain(self._options.drain_seconds))
         urgent = asyncio.create_task(self._urgent.wait())
         await asyncio.wait((draining, urgent), return_when=asyncio.FIRST_COMPLETED)
         draining.cancel()
         urgent.cancel()
-        await self._backend.stop()
-        await self._gateway.drain(_LAST_WRITES_SECONDS)
 
     def _on_signal(self) -> None:
         if self._signalled.is_set():
             self._urgent.set()
         self._signalled.set()
 
+    def _reload(self) -> None:
+        """SIGHUP: serve by the file as it is now; where it is wrong, go on as before and say why."""
+        service = self._service
+        try:
+            wanted = self._options.configuration()
+            fixed = changes_needing_restart(service.configuration, wanted)
+            configuration = reloaded(service.configuration, wanted, os.environ)
+            upstreams = upstream_backends(configuration, os.environ, self._upstreams)
+            routes = build_routes(configuration, self._engines, upstreams)
+            service.records.configure(configuration.prices, record_text=configuration.record_text)
+        except UltrafastError as error:
+            self._print(f"The configuration was not reloaded: {error}")
+            return
+        for name, upstream in self._upstreams.items():
+            if upstreams.get(name) is not upstream:
+                self._retire(upstream)
+        self._upstreams = upstreams
+        service.reconfigure(configuration, routes)
+        restart = f"; takes effect at the next start: {', '.join(fixed)}" if fixed else ""
+        self._print(f"The configuration was reloaded{restart}")
+
     def _announce(self) -> None:
-        model = self._backend.model
-        self._print(
-            f"Model {model.name}: context {model.context}, {model.threads} thread{'s' if model.threads > 1 else ''}, "
-            f"{model.instruction_set}, loaded in {model.load_seconds:.1f} s"
-        )
-        for line in model.quantisation:
-            self._print(f"Weights: {line}")
-        for alias in dict.fromkeys(self._options.aliases):
+        for name, engine in self._engines.items():
+            model = engine.model
+            self._print(
+                f"Model {model.name}: context {model.context}, {model.threads} "
+                f"thread{'s' if model.threads > 1 else ''}, {model.instruction_set}, loaded in "
+                f"{model.load_seconds:.1f} s" + (f" ({name})" if len(self._engines) > 1 else "")
+            )
+            for line in model.quantisation:
+                self._print(f"Weights: {line}")
+        routes = self._service.routes
+        for alias in self._service.configuration.aliases:
+            model_name = routes.model_of(alias)
             vendor = ", not that vendor's model" if alias.startswith(_VENDOR_PREFIX) else ""
-            self._print(f"Alias {alias}: answered by {model.name}{vendor}")
+            self._print(f"Alias {alias}: answered by {model_name}{vendor}")
         if self._key is None:
             self._print("No API key is asked for (loopback only)")
         elif self._key.path is not None:
@@ -188,10 +264,25 @@ class _Service:
         elif self._key.generated:
             self._print(f"API key, made for this run (set {KEY_VARIABLE} to choose one):")
             self._print(self._key.value)  # alone, to be copied whole
-        self._print(f"Listening on {_url(self._options.host, self._listener)}")
+        self._print(f"Listening on {_url(self._service.configuration.host, self._listener)}")
 
     def _print(self, line: str) -> None:
         print(line, file=self._output, flush=True)
+
+
+def _uvicorn_config(gateway: Gateway) -> uvicorn.Config:
+    return uvicorn.Config(
+        gateway,
+        http=LimitedHttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_LAST_WRITES_SECONDS,
+    )
 
 
 def _url(host: str, listener: socket.socket) -> str:

@@ -32,7 +32,8 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_directory() == tmp_path / "xdg/ultrafast"
     assert data_directory("~/configured") == tmp_path / "configured"
     monkeypatch.setenv("ULTRAFAST_DATA", str(tmp_path / "chosen"))
-    assert data_directory("~/configured") == tmp_path / "chosen"
+    assert data_directory() == tmp_path / "chosen"
+    assert data_directory("~/configured") == tmp_path / "configured"
     monkeypatch.setenv("ULTRAFAST_DATA", "~no-such-user-here/x")
     with pytest.raises(ConfigurationError, match="no such home directory"):
         data_directory()

@@ -23,11 +23,11 @@ class DirectoryInUseError(ConfigurationError):
 
 
 def data_directory(configured: str | None = None) -> Path:
-    """The data directory: ``$ULTRAFAST_DATA``, else ``configured``, else the user's data directory of this platform.
+    """The data directory: ``configured``, else ``$ULTRAFAST_DATA``, else the user's data directory of this platform.
 
     Raises ConfigurationError where there is none of these.
     """
-    if chosen := os.environ.get(DATA_VARIABLE) or configured:
+    if chosen := configured or os.environ.get(DATA_VARIABLE):
         try:
             return Path(chosen).expanduser().absolute()
         except RuntimeError as error:

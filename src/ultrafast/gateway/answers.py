@@ -1,0 +1,178 @@
+"""How an answer is sent: as a whole, or event by event as the steps give it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.types import Send
+
+from ultrafast.backends.base import ChatRequest, TokenLogprob
+from ultrafast.errors import EngineError, UltrafastError
+from ultrafast.gateway.exchange import Exchange
+from ultrafast.gateway.http import send_json
+from ultrafast.gateway.responses import (
+    DONE,
+    KEEP_ALIVE,
+    ChatCompletion,
+    Choice,
+    ChunkWriter,
+    Message,
+    error_event,
+    logprobs_of,
+    time_info_of,
+    usage_of,
+)
+from ultrafast.gateway.routes import Opened
+
+KEEP_ALIVE_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Collected:
+    """One choice of a response that is sent as a whole."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str = "stop"
+
+
+async def whole_answer(exchange: Exchange, chat: ChatRequest, opening: Coroutine[Any, Any, Opened], send: Send) -> None:
+    """Collect every event and send one JSON body."""
+    collected = [_Collected() for _ in range(chat.choices)]
+    summary = None
+    async with contextlib.aclosing(await opening) as opened:
+        async for event in opened:
+            exchange.note(event)
+            choice = collected[event.choice]
+            choice.texts.append(event.text)
+            if event.logprobs is not None:
+                choice.logprobs += event.logprobs
+            if event.finish_reason is not None:
+                choice.finish_reason = event.finish_reason
+            summary = event.summary
+    if summary is None:
+        raise EngineError("the engine ended the answer without its account")
+    choices = [
+        Choice(
+            index,
+            Message("assistant", "".join(choice.texts)),
+            logprobs_of(choice.logprobs) if chat.logprobs else None,
+            choice.finish_reason,
+        )
+        for index, choice in enumerate(collected)
+    ]
+    heading = exchange.heading(opened)
+    response = ChatCompletion(
+        id=heading.id,
+        object="chat.completion",
+        created=heading.created,
+        model=heading.model,
+        choices=choices,
+        usage=usage_of(summary),
+        service_tier=heading.service_tier,
+        system_fingerprint=heading.system_fingerprint,
+        seed=chat.seed,
+        time_info=time_info_of(summary, exchange.queue_seconds),
+    )
+    await send_json(send, 200, msgspec.json.encode(response), exchange.headers())
+    exchange.succeed(summary, opened)
+
+
+async def stream_answer(
+    exchange: Exchange, chat: ChatRequest, opening: Coroutine[Any, Any, Opened], send: Send
+) -> None:
+    """Send every event as it comes; once the response has begun, a failure is an event too."""
+    response = _EventResponse(exchange, send)
+    keeping_alive = asyncio.create_task(response.keep_alive())
+    try:
+        async with contextlib.aclosing(await opening) as opened:
+            await response.run(chat, opened)
+    except asyncio.CancelledError:
+        error = exchange.take_abort()
+        if error is None:
+            raise
+        await response.fail(error)
+    except UltrafastError as error:
+        await response.fail(error)
+    finally:
+        keeping_alive.cancel()
+
+
+class _EventResponse:
+    """A streamed response. It begins with its first event, so an early refusal still has its own status; or when the
+    first token is long in coming, so that no proxy gives it up.
+    """
+
+    def __init__(self, exchange: Exchange, send: Send) -> None:
+        self._exchange = exchange
+        self._send = send
+        self._last_sent = time.monotonic()
+        self._finished = False
+        self.started = False
+
+    async def run(self, chat: ChatRequest, opened: Opened) -> None:
+        """Send every event and the regular end."""
+        exchange = self._exchange
+        writer = ChunkWriter(
+            exchange.heading(opened),
+            seed=chat.seed,
+            include_usage=chat.include_usage,
+            gateway_queue_seconds=exchange.queue_seconds,
+        )
+        async for event in opened:
+            exchange.note(event)
+            data = writer.event(event.choice, event.text, event.logprobs, event.finish_reason, event.summary)
+            summary = event.summary
+            if summary is None:
+                if data:
+                    await self._write(data)
+                continue
+            if chat.include_usage:
+                data += writer.usage(summary)
+            await self.finish(data + DONE)
+            exchange.succeed(summary, opened)
+            return
+        raise EngineError("the engine ended the answer without its account")
+
+    async def fail(self, error: UltrafastError) -> None:
+        """End with ``error``: as an event, or as a response of its own where nothing was sent yet."""
+        if not self.started:
+            raise error
+        self._exchange.fail(error)
+        await self.finish(error_event(error) + DONE)
+
+    async def keep_alive(self) -> None:
+        """Send a comment line whenever nothing else was sent for a while: a long prefill, a long queue."""
+        while True:
+            await asyncio.sleep(KEEP_ALIVE_SECONDS / 2)
+            if not self._finished and time.monotonic() - self._last_sent >= KEEP_ALIVE_SECONDS:
+                await self._write(KEEP_ALIVE)
+
+    async def finish(self, data: bytes) -> None:
+        """Send the last bytes and end the response."""
+        self._finished = True
+        await self._begin()
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def _write(self, data: bytes) -> None:
+        await self._begin()
+        self._last_sent = time.monotonic()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _begin(self) -> None:
+        if self.started:
+            return
+        self.started = True
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),  # proxies: pass every event on at once
+            *self._exchange.headers(),
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})

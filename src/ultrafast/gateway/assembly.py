@@ -1,0 +1,63 @@
+"""From the configuration to what runs: engines, upstream servers, routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ultrafast.backends.base import ChatBackend, ModelDescription
+from ultrafast.backends.engine_chat import EngineChat
+from ultrafast.backends.local import LocalBackend
+from ultrafast.backends.upstream import UpstreamBackend
+from ultrafast.engine.messages import MAXIMUM_RESERVED_SLOTS
+from ultrafast.gateway.configuration import Configuration, EngineSettings
+from ultrafast.gateway.routes import Routes
+from ultrafast.gateway.tiers import ULTRAFAST
+from ultrafast.weights.store import Progress, resolve_model
+
+
+def build_engines(
+    configuration: Configuration, *, instruction_set: str | None = None, progress: Progress | None = None
+) -> dict[str, EngineChat]:
+    """Our engines by name, not yet started; their models are fetched where they have to be.
+
+    Raises ModelError where a model cannot be had.
+    """
+    engines = {}
+    for name, settings in configuration.backends.items():
+        if not isinstance(settings, EngineSettings):
+            continue
+        reserved = _reserved_slots(configuration, name)
+        location = resolve_model(settings.model, progress=progress)
+        backend = LocalBackend(
+            location,
+            threads=settings.threads,
+            context=settings.context,
+            instruction_set=instruction_set,
+            quantize=settings.quantize,
+            reserved_slots=reserved,
+        )
+        template = None if settings.chat_template is None else Path(settings.chat_template)
+        engines[name] = EngineChat(name, backend, location, template, reserved_slots=reserved)
+    return engines
+
+
+def _reserved_slots(configuration: Configuration, name: str) -> int:
+    """Slots that the engine ``name`` keeps free for ``ultrafast``: the tier's, where requests of it come this way."""
+    routes = configuration.routes
+    if routes and not any(ULTRAFAST in route.tiers and name in route.backends for route in routes):
+        return 0
+    return min(configuration.tiers[ULTRAFAST].slots or 0, MAXIMUM_RESERVED_SLOTS)
+
+
+def build_routes(
+    configuration: Configuration, engines: Mapping[str, EngineChat], upstreams: Mapping[str, UpstreamBackend]
+) -> Routes:
+    """The way of every request."""
+
+    def describe(name: str) -> ModelDescription | None:
+        engine = engines.get(name)
+        return None if engine is None else engine.description
+
+    backends: dict[str, ChatBackend] = {**engines, **upstreams}
+    return Routes(configuration, backends, describe=describe)
