@@ -82,7 +82,7 @@ def test_inspect_works_on_what_cannot_be_loaded(ultrafast: Ultrafast, tmp_path: 
     ]
     path.write_bytes(gguf(entries, tensors, bytes(448)))
     done = ultrafast("models", "inspect", str(path), "--json")
-    assert done.returncode == 0
+    assert done.returncode == 1
     record = json.loads(done.stdout)
     assert record["architecture"] == "mamba"
     assert record["bytes_per_token"] == 64 / 4 + 114

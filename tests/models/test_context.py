@@ -71,3 +71,10 @@ def test_a_loaded_model_lets_go_of_its_file(path: Path) -> None:
     # Its weights are laid out anew: pages of the file beside them would be the model's memory once more.
     assert str(path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
     model.close()
+
+
+def test_a_model_larger_than_the_memory_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny_model(tmp_path / "large.gguf", "F16", TinyShape())
+    monkeypatch.setattr(resources, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(ConfigurationError, match=r"needs 0\.0 GB of memory and 0\.0 GB is available: take a smaller"):
+        load_model(path)

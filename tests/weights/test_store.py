@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -361,3 +362,19 @@ def test_a_directory_is_a_model_where_it_holds_one(tmp_path: Path) -> None:
     location = resolve_model(str(tmp_path / "My-Model"))
     assert (location.name, location.path) == ("My-Model", tmp_path / "My-Model")
     assert location.size_bytes == (tmp_path / "My-Model" / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("https://huggingface.co/a/B-c/resolve/main/x.gguf", "did you mean hf:a/B-c?"),
+        ("hf.co/a/b:Q4_K_M", "did you mean hf:a/b?"),
+        ("http://example.org/x.gguf", "download the file and name it"),
+        ("smolm2-135m", "did you mean smollm2-135m?"),
+        ("latin-\udce9.gguf", "not UTF-8: rename it"),
+        ("\ufffd", "not UTF-8: rename it"),
+    ],
+)
+def test_a_name_that_is_nearly_right_leads_to_the_right_one(name: str, words: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=re.escape(words)):
+        store.resolve_model(name, fetch=False)

@@ -61,12 +61,13 @@ def inspect(
 ) -> None:
     """Show architecture, parameters, tensor types and sizes of a model, and what this version does not support of it.
 
-    The model is not loaded, so it may be one that cannot be run. A file that is no model is named for what it is.
+    The model is not loaded, so it may be one that cannot be run: then the exit code is 1. A file that is no model is
+    named for what it is.
     """
     failed = False
     for model in models:
         try:
-            _inspect_one(options.text_of_argument(model), as_json)
+            failed |= not _inspect_one(options.text_of_argument(model), as_json)
         except ModelError as error:
             if len(models) == 1 and not as_json:
                 raise
@@ -79,7 +80,8 @@ def inspect(
         raise typer.Exit(1)
 
 
-def _inspect_one(model: str, as_json: bool) -> None:
+def _inspect_one(model: str, as_json: bool) -> bool:
+    """Print what there is to know; whether this version runs it."""
     from ultrafast.weights import open_model
     from ultrafast.weights.inspection import inspect_source
     from ultrafast.weights.store import resolve_model
@@ -94,16 +96,17 @@ def _inspect_one(model: str, as_json: bool) -> None:
         output.write(json.dumps({"model": location.name, "path": str(location.path), **record}) + "\n")
     else:
         output.write(_table(location.name, facts, unsupported))
+    return not unsupported
 
 
 def _unsupported_parts(source: ModelSource) -> list[str]:
     """What the layers above the files say against a model: its architecture, tokenizer and template."""
-    from ultrafast.models.description import describe
+    from ultrafast.models import check_model
     from ultrafast.models.text import read_template, read_tokenizer
 
     reasons = []
     try:
-        describe(source)
+        check_model(source)
     except ModelError as error:
         reasons.append(str(error).removeprefix(f"{source.path.name}: "))
     try:

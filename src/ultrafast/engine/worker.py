@@ -158,16 +158,16 @@ def _load(channel: Channel, load: Load) -> tuple[Engine, ModelDescription]:
     channel.send(Progress("warming up"))
     engine = Engine(model, tokenizer, reserved_slots=load.reserved_slots)
     engine.warm_up()
-    return engine, _describe(load, path, model, time.perf_counter() - started)
+    return engine, _describe(load, model, time.perf_counter() - started)
 
 
-def _describe(load: Load, path: Path, model: LoadedModel, load_seconds: float) -> ModelDescription:
+def _describe(load: Load, model: LoadedModel, load_seconds: float) -> ModelDescription:
     configuration = model.configuration
     return ModelDescription(
         name=load.name,
         architecture=configuration.architecture,
-        created=int(path.stat().st_mtime),
-        fingerprint=weights_fingerprint(path, model.quantised_at_load),
+        created=int(max(file.stat().st_mtime for file in model.files)),
+        fingerprint=weights_fingerprint(model.files, model.quantised_at_load),
         context=model.context,
         model_context=configuration.context_length,
         vocabulary_size=configuration.vocabulary_size,

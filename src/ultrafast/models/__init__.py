@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +16,12 @@ from ultrafast.models.configuration import ModelConfiguration
 from ultrafast.models.description import describe
 from ultrafast.models.loaded import BLOCK_TOKENS, LoadedModel, StepResult
 from ultrafast.models.program import build_program
-from ultrafast.models.quantisation import Quantisation
+from ultrafast.models.quantisation import QUANTISATIONS, Quantisation
 from ultrafast.models.sampling import SamplingParameters
 from ultrafast.models.tensors import TensorSource
 from ultrafast.weights import open_model
+from ultrafast.weights.inspection import bytes_in_memory
+from ultrafast.weights.source import ModelSource
 
 __all__ = [
     "MAX_SEQUENCES",
@@ -29,6 +33,7 @@ __all__ = [
     "ModelConfiguration",
     "SamplingParameters",
     "StepResult",
+    "check_model",
     "load_model",
 ]
 
@@ -74,9 +79,10 @@ def load_model(
     cpus = resources.pinned_cpus(threads)
     with open_model(path) as source:
         configuration, tensors = describe(source)
+        _check_memory(source, quantize)
         context, block_count = _cache_size(configuration, context, memory_budget_bytes, max_sequences)
-        try:
-            native, weight_bytes_per_token = _build(
+        with _load_errors(source.path.name):
+            native, weight_bytes_per_token = _declare(
                 tensors,
                 configuration,
                 chosen_set,
@@ -87,14 +93,12 @@ def load_model(
                 block_count=block_count,
                 max_sequences=max_sequences,
             )
-        except MemoryError:
-            raise ConfigurationError(f"not enough memory to load {source.path.name}") from None
-        except ValueError as error:
-            raise ModelFileError(f"{source.path.name}: {error}") from None
+            native.finish()
     return LoadedModel(
         native,
         configuration,
         path=Path(path),
+        files=source.files,
         instruction_set=chosen_set,
         cpus=cpus,
         threads=threads,
@@ -109,7 +113,7 @@ def load_model(
     )
 
 
-def _build(
+def _declare(
     tensors: TensorSource,
     configuration: ModelConfiguration,
     instruction_set: str,
@@ -121,7 +125,7 @@ def _build(
     block_count: int,
     max_sequences: int,
 ) -> tuple[_native.Model, int]:
-    """The native model, laid out, and the bytes that one token reads."""
+    """The native model, its program declared and no weight read yet, and the bytes that one token reads."""
     native = _native.Model(
         instruction_set=instruction_set,
         threads=threads,
@@ -138,9 +142,48 @@ def _build(
         max_sequences=max_sequences,
         max_rows=MAX_ROWS,
     )
-    weight_bytes_per_token = build_program(native, configuration, tensors, context, quantisation)
-    native.finish()
-    return native, weight_bytes_per_token
+    return native, build_program(native, configuration, tensors, context, quantisation)
+
+
+def check_model(source: ModelSource) -> None:
+    """Raise the ``ModelError`` that loading ``source`` would end with, as far as no weight has to be read for it."""
+    configuration, tensors = describe(source)
+    with _load_errors(source.path.name):
+        _declare(
+            tensors,
+            configuration,
+            _native.instruction_sets()[0],
+            Quantisation(None),
+            threads=1,
+            cpus=[],
+            context=1,
+            block_count=1,
+            max_sequences=1,
+        )
+
+
+@contextlib.contextmanager
+def _load_errors(name: str) -> Iterator[None]:
+    """What the native model raises, as errors that name the model."""
+    try:
+        yield
+    except MemoryError:
+        raise ConfigurationError(f"not enough memory to load {name}") from None
+    except ValueError as error:
+        raise ModelFileError(f"{name}: {error}") from None
+
+
+def _check_memory(source: ModelSource, quantize: str | None) -> None:
+    """Refuse at once what would drive the machine out of memory minutes later."""
+    needed = sum(
+        bytes_in_memory(tensor, QUANTISATIONS[quantize][0] if quantize else None) for tensor in source.tensors.values()
+    )
+    available = resources.available_memory_bytes()
+    if needed > available:
+        raise ConfigurationError(
+            f"{source.path.name} needs {needed / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB is available: "
+            "take a smaller quantisation of it, or --quantize where it is not quantised"
+        )
 
 
 def _instruction_set(wanted: str | None) -> str:

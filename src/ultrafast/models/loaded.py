@@ -43,6 +43,7 @@ class LoadedModel:
         configuration: ModelConfiguration,
         *,
         path: Path,
+        files: tuple[Path, ...],
         instruction_set: str,
         cpus: list[int],
         threads: int,
@@ -58,6 +59,7 @@ class LoadedModel:
         self._native: _native.Model | None = native
         self.configuration = configuration
         self.path = path
+        self.files = files  # that hold the weights
         self.instruction_set = instruction_set
         self.cpus = cpus  # one per thread, or empty where they are not pinned
         self.threads = threads

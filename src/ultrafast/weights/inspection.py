@@ -26,6 +26,7 @@ _LOOKED_UP: Final = (
     *("model.embed_tokens.weight", "language_model.model.embed_tokens.weight", "transformer.wte.weight"),
 )
 _RUNNABLE: Final = frozenset(kind.name for kind in gguf.TENSOR_TYPES.values())
+_QUANTISED_COLUMNS: Final = 32  # rows of whole blocks are quantised at load
 _OUTPUTS: Final = ("output.weight", "lm_head.weight", "language_model.lm_head.weight")
 
 
@@ -100,15 +101,19 @@ def _bytes_per_token(source: ModelSource) -> int:
     for name, tensor in source.tensors.items():
         if len(tensor.shape) < 2 or (name in _LOOKED_UP and not (tied and name == _first_embedding(source))):
             continue
-        total += _bytes_in_memory(tensor) * _expert_share(source, name, tensor)
+        total += bytes_in_memory(tensor) * _expert_share(source, name, tensor)
     return round(total)
 
 
-def _bytes_in_memory(tensor: Tensor) -> int:
-    """As the engine lays it out; of a type that it does not run, as the file has it."""
-    if tensor.type_name not in _RUNNABLE:
+def bytes_in_memory(tensor: Tensor, quantised_to: str | None = None) -> int:
+    """As the engine lays it out, matrices perhaps quantised; of a type that it does not run, as the file has it."""
+    kind = tensor.type_name
+    if kind not in _RUNNABLE or not tensor.shape:
         return tensor.byte_count
-    return math.prod(tensor.shape[:-1]) * _native.row_bytes(tensor.type_name, tensor.shape[-1])
+    columns = tensor.shape[-1]
+    if quantised_to is not None and len(tensor.shape) > 1 and columns % _QUANTISED_COLUMNS == 0:
+        kind = quantised_to
+    return math.prod(tensor.shape[:-1]) * _native.row_bytes(kind, columns)
 
 
 def _first_embedding(source: ModelSource) -> str | None:

@@ -8,6 +8,7 @@ from an interrupted pull and is removed.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import hashlib
 import importlib.util
@@ -58,6 +59,7 @@ DEFAULT_MODEL: Final = "smollm2-135m"
 _COPY_BYTES: Final = 1 << 20
 _POLL_SECONDS: Final = 0.2
 _MAX_REASON_LETTERS: Final = 240
+_HUB_ADDRESS: Final = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
 _TEMPORARY_PREFIX: Final = ".pull-"
 # What pip and uv say of a network that is missing; pip's last line then speaks of a distribution that does not match.
 _NO_NETWORK: Final = re.compile(
@@ -142,6 +144,15 @@ def list_models() -> list[ModelEntry]:
     ]
 
 
+def _is_utf8(name: str) -> bool:
+    """Whether a name of the command line was text; other bytes became surrogates or U+FFFD."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\ufffd" not in name
+
+
 def resolve_model(
     name_or_path: str | None = None, *, progress: Progress | None = None, fetch: bool = True
 ) -> ModelLocation:
@@ -161,6 +172,8 @@ def resolve_model(
     if model is not None:
         path = _cached(model) or (_pull(model, progress) if fetch else _absent(model.name))
         return ModelLocation(model.name, path, model.file_bytes)
+    if not _is_utf8(wanted):
+        raise ModelNotFoundError("the name of the file is not UTF-8: rename it")
     path = Path(wanted)
     try:
         is_file, is_directory, exists = path.is_file(), path.is_dir(), path.exists()
@@ -172,13 +185,25 @@ def resolve_model(
         return ModelLocation(path.absolute().name, path.absolute(), weights_bytes(path))
     if exists and wanted:
         raise ModelNotFoundError(f"{shown(path)}: a device; name a .gguf file or a model's folder")
+    raise _unknown(wanted, path)
+
+
+def _unknown(wanted: str, path: Path) -> ModelNotFoundError:
+    """What is neither a file nor a name of ours, with the name that was meant as far as that can be told."""
+    if found := _HUB_ADDRESS.match(wanted):
+        return ModelNotFoundError(f"an address is no model's name: did you mean {hub.PREFIX}{found[1]}?")
+    if "://" in wanted:
+        return ModelNotFoundError("an address is no model's name: download the file and name it, or give hf:ORG/REPO")
+    meant = difflib.get_close_matches(wanted.lower(), KNOWN_MODELS, n=1)
+    if meant:
+        return ModelNotFoundError(f"no model of that name: did you mean {meant[0]}?")
     known = ", ".join(KNOWN_MODELS)
     if path.suffix == ".gguf" or "/" in wanted:
-        raise ModelNotFoundError(
+        return ModelNotFoundError(
             f"{shown(path)[:_MAX_REASON_LETTERS]}: there is no such file; a model of the hub is named hf:ORG/REPO; "
             f"known names are: {known}"
         )
-    raise ModelNotFoundError(
+    return ModelNotFoundError(
         f"no model of that name; known names are: {known}; or give hf:ORG/REPO or the path of a .gguf file"
     )
 
