@@ -104,6 +104,19 @@ async def test_refusals_are_typed_and_cost_nothing(backend: LocalBackend) -> Non
     await idle(backend)
 
 
+async def test_a_crowd_at_one_tier_does_not_refuse_another(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MAXIMUM_IN_FLIGHT", 3)
+    crowd = [backend.generate(request(f"flex {number}", tokens=1500, tier="flex")) for number in range(3)]
+    with pytest.raises(EngineUnavailableError, match="too many requests"):
+        backend.generate(request("one too many", tier="flex"))
+    assert len(tokens_of(await collect(backend, request("urgent", tier="ultrafast")))) == 8
+    for stream in crowd:
+        await stream.aclose()
+    await idle(backend)
+
+
 async def test_closing_stops_while_decoding_prefilling_and_queued(backend: LocalBackend) -> None:
     decoding = backend.generate(request("decoding", tokens=1500))
     for _ in range(3):

@@ -45,7 +45,8 @@ class LocalStream:
     What waits here is bounded by the request's own ``max_tokens``, so a slow reader needs no further limit.
     """
 
-    def __init__(self, connection: EngineConnection, request_id: str) -> None:
+    def __init__(self, connection: EngineConnection, request_id: str, tier: str) -> None:
+        self.tier = tier
         self._connection = connection
         self._request_id = request_id
         self._events: deque[GenerationEvent] = deque()
@@ -118,10 +119,9 @@ class EngineConnection(asyncio.Protocol):
         """The process id of the engine, once it was started."""
         return None if self._process is None else self._process.pid
 
-    @property
-    def in_flight(self) -> int:
-        """Requests submitted and not ended."""
-        return len(self._streams)
+    def in_flight(self, tier: str) -> int:
+        """Requests of a tier that were submitted and have not ended."""
+        return sum(stream.tier == tier for stream in self._streams.values())
 
     async def launch(self, load: Load) -> ModelDescription:
         """Start the process and load the model. Raises what the loader reported, or EngineError where it died."""
@@ -152,7 +152,7 @@ class EngineConnection(asyncio.Protocol):
         """Send a request; its events come to the stream returned."""
         if self.ended.is_set():
             raise EngineUnavailableError("the engine is restarting")
-        stream = LocalStream(self, request.request_id)
+        stream = LocalStream(self, request.request_id, request.tier)
         self._streams[request.request_id] = stream
         self._send(Submit(request))
         return stream

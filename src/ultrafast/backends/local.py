@@ -14,7 +14,7 @@ from ultrafast.weights.store import ModelLocation
 
 logger = logging.getLogger(__name__)
 
-MAXIMUM_IN_FLIGHT = 256
+MAXIMUM_IN_FLIGHT = 256  # of a tier: a crowd at one does not refuse another's
 
 # A beat is a ping, answered between two steps. Beats are counted, not seconds: after a stall of our own loop (a
 # suspended laptop) one beat has passed, not a minute. The beat in which the engine fell silent may count as heard, so
@@ -93,11 +93,11 @@ class LocalBackend:
             await self._connection.close()
 
     def generate(self, request: GenerationRequest) -> LocalStream:
-        """Submit a request. Raises EngineUnavailableError while not ready, or with too many in flight."""
+        """Submit a request. Raises EngineUnavailableError while not ready, or with too many of its tier in flight."""
         connection = self._connection
         if connection is None or not self.ready:
             raise EngineUnavailableError("the engine is starting or restarting")
-        if connection.in_flight >= MAXIMUM_IN_FLIGHT:
+        if connection.in_flight(request.tier) >= MAXIMUM_IN_FLIGHT:
             raise EngineUnavailableError("too many requests are in flight")
         return connection.submit(request)
 
