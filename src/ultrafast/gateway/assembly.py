@@ -35,17 +35,20 @@ def build_engines(
             context=settings.context,
             instruction_set=instruction_set,
             quantize=settings.quantize,
-            reserved_slots=reserved,
+            reserved_slots=reserved_slots(configuration, name),
         )
         template = None if settings.chat_template is None else Path(settings.chat_template)
         engines[name] = EngineChat(name, backend, location, template, reserved_slots=reserved)
     return engines
 
 
-def _reserved_slots(configuration: Configuration, name: str) -> int:
-    """Slots that the engine ``name`` keeps free for ``ultrafast``: the tier's, where requests of it come this way."""
+def reserved_slots(configuration: Configuration, engine: str) -> int:
+    """How many sequences this engine keeps free for ``ultrafast``: the tier's slots, where a route of it leads here.
+
+    What goes beyond an engine's bound takes its slots from lower tiers when it comes.
+    """
     routes = configuration.routes
-    if routes and not any(ULTRAFAST in route.tiers and name in route.backends for route in routes):
+    if routes and not any(ULTRAFAST in route.tiers and engine in route.backends for route in routes):
         return 0
     return min(configuration.tiers[ULTRAFAST].slots or 0, MAXIMUM_RESERVED_SLOTS)
 
