@@ -18,11 +18,14 @@ from ultrafast.bench.results import (
     LoadResult,
     QuantisationResult,
     QuantisationSpeed,
+    ServingPart,
+    ServingResult,
     Skipped,
     SpeedResult,
     Text,
     Workload,
 )
+from ultrafast.bench.serving import PARTS
 from ultrafast.bench.statistics import summarise
 
 from .samples import runtime_fidelity, runtime_speed
@@ -107,3 +110,12 @@ def load_result(provenance: Provenance) -> LoadResult:
     return LoadResult(
         provenance, "q8_0", 1_100_000_000, 2048, 2, seconds, memory, peak, load.bars(seconds, memory, size)
     )
+
+
+@pytest.fixture
+def serving_result(provenance: Provenance) -> ServingResult:
+    gateway = {"ttft_seconds": summarise([0.2, 0.1, 0.3]), "added_seconds": summarise([0.001, 0.002, 0.0015])}
+    refusal = {"refusal_seconds": summarise([0.004] * 98 + [0.02] * 2)}
+    found = {"gateway": gateway, "refusal": refusal}
+    parts = [ServingPart(name, f"the load of {name}", 0.05, of, PARTS[name].bars(of)) for name, of in found.items()]
+    return ServingResult(provenance, 2, 2048, parts)

@@ -7,18 +7,19 @@ from rich.console import Console
 
 from ultrafast.bench.catalogue import PEERS
 from ultrafast.bench.fidelity import bars
-from ultrafast.bench.plot import plot_quantisations, plot_speed
+from ultrafast.bench.plot import plot_quantisations, plot_serving, plot_speed
 from ultrafast.bench.results import (
     Bar,
     ClearMargins,
     FidelityResult,
     LoadResult,
     QuantisationResult,
+    ServingResult,
     SpeedResult,
     read_result,
     write_result,
 )
-from ultrafast.bench.tables import fidelity_table, load_table, quantisation_table, speed_table
+from ultrafast.bench.tables import fidelity_table, load_table, quantisation_table, serving_table, speed_table
 from ultrafast.errors import ConfigurationError
 
 from .samples import runtime_fidelity
@@ -155,3 +156,21 @@ def test_every_peer_is_pinned() -> None:
         assert peer.name == name
         assert all(requirement.count("==") == 1 for requirement in peer.environment.requirements)
         assert peer.environment.override_variable.replace("_", "").isalnum()
+
+
+def test_a_result_of_serving_survives_the_file_and_is_shown(serving_result: ServingResult, tmp_path: Path) -> None:
+    write_result(serving_result, tmp_path / "serving.json")
+    assert read_result(tmp_path / "serving.json", ServingResult) == serving_result
+    lines = rendered(serving_table(serving_result)).splitlines()
+    assert any("gateway" in line and "0.2 (0.1–0.3)" in line and "0.05" in line for line in lines)
+    assert any("refusal seconds" in line and "0.004 (0.004–0.02)" in line and "100" in line for line in lines)
+    assert any("gateway: the load of gateway." in line for line in lines)
+    assert [bar.met for bar in serving_result.bars] == [True, False]
+
+
+def test_the_plot_of_serving_shows_every_promise(serving_result: ServingResult, tmp_path: Path) -> None:
+    plot_serving(serving_result, tmp_path / "serving.svg")
+    drawing = (tmp_path / "serving.svg").read_text()
+    assert all(bar.name in drawing for bar in serving_result.bars)
+    assert "0.02, at most 0.01" in drawing
+    assert "A CPU" in drawing

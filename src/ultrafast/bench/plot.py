@@ -17,9 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ultrafast.bench.provenance import Provenance
-    from ultrafast.bench.results import Metric, QuantisationResult, QuantisationSpeed, RuntimeSpeed, SpeedResult
+    from ultrafast.bench.results import (
+        Bar,
+        Metric,
+        QuantisationResult,
+        QuantisationSpeed,
+        RuntimeSpeed,
+        ServingResult,
+        SpeedResult,
+    )
 
-_OURS, _PEER, _DOT, _QUIET = "#0b6e4f", "#b8c4cc", "#22303c", "#5a6872"
+_OURS, _PEER, _DOT, _QUIET, _MISSED = "#0b6e4f", "#b8c4cc", "#22303c", "#5a6872", "#b3341f"
 
 
 def check_plot(path: Path) -> None:
@@ -62,6 +70,34 @@ def plot_quantisations(result: QuantisationResult, path: Path) -> None:
             "×: ours ÷ llama.cpp's."
         )
         _label(figure, result.provenance, [runtime for one in shown for runtime in one.runtimes], footnote)
+
+
+def plot_serving(result: ServingResult, path: Path) -> None:
+    """Draw every bar as how many times better than promised it was measured; otherwise as ``plot_speed``."""
+    bars = result.bars
+    with _figure(path, 1.9 + 0.36 * len(bars)) as figure:
+        axes = figure.subplots()
+        margins = [_margin(bar) for bar in bars]
+        colours = [_OURS if bar.met else _MISSED for bar in bars]
+        axes.barh(range(len(bars)), [margin - 1 for margin in margins], left=1, color=colours, height=0.62)
+        axes.axvline(1, color=_DOT, linewidth=1)
+        axes.set_xscale("log")
+        lowest, highest = min([*margins, 1.0]), max([*margins, 1.0])
+        axes.set_xlim(lowest / 1.1, highest * (highest / lowest) ** 0.3 * 1.1)
+        for row, (bar, margin) in enumerate(zip(bars, margins, strict=True)):
+            limit = f"{bar.measured:.3g}, {'at least' if bar.at_least else 'at most'} {bar.limit:g}"
+            axes.text(max(margin, 1.0) * 1.02, row, limit, va="center", fontsize=9)
+        axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
+        axes.invert_yaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        axes.set_title("Times better than promised; right of 1 a promise is kept", loc="left", fontsize=10)
+        _label(figure, result.provenance, [], f"{result.threads} threads; the loads are in the result.")
+
+
+def _margin(bar: Bar) -> float:
+    ratio = bar.measured / bar.limit
+    return max(ratio if bar.at_least else 1 / max(ratio, 1e-3), 1e-3)
 
 
 @contextmanager

@@ -198,8 +198,36 @@ class LoadResult(msgspec.Struct, frozen=True, tag="load", tag_field="kind"):
     schema_version: int = SCHEMA_VERSION
 
 
-AnyResult = SpeedResult | FidelityResult | QuantisationResult | LoadResult
-Result = TypeVar("Result", SpeedResult, FidelityResult, QuantisationResult, LoadResult)
+class ServingPart(msgspec.Struct, frozen=True):
+    """One part of the benchmark of a server: what was asked of it, and samples by a name that ends with their unit.
+
+    ``client_cpu_share`` is what the load generator used meanwhile, in CPUs: it shares the machine with the server.
+    """
+
+    name: str
+    load: str
+    client_cpu_share: float
+    measurements: dict[str, Summary]
+    bars: list[Bar]
+
+
+class ServingResult(msgspec.Struct, frozen=True, tag="serving", tag_field="kind"):
+    """What a real server keeps of its promises about tiers."""
+
+    provenance: Provenance
+    threads: int
+    context: int
+    parts: list[ServingPart]
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def bars(self) -> list[Bar]:
+        """Those of all parts."""
+        return [bar for part in self.parts for bar in part.bars]
+
+
+AnyResult = SpeedResult | FidelityResult | QuantisationResult | LoadResult | ServingResult
+Result = TypeVar("Result", SpeedResult, FidelityResult, QuantisationResult, LoadResult, ServingResult)
 
 
 def write_result(result: AnyResult, path: Path) -> None:

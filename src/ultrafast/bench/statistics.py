@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,13 @@ def summarise(samples: Sequence[float]) -> Summary:
     if not samples:
         raise ValueError("a summary needs at least one sample")
     return Summary(list(samples), min(samples), statistics.median(samples), max(samples))
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The smallest sample that at least ``share`` of all do not exceed: one that was measured, not interpolated."""
+    if not samples:
+        raise ValueError("a percentile needs at least one sample")
+    return sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]
 
 
 def paired_speedup(ours: Sequence[float], theirs: Sequence[float], *, higher_is_better: bool) -> Summary:

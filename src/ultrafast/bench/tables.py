@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from ultrafast.bench.results import DECODE, METRICS
+from ultrafast.bench.statistics import percentile
 
 if TYPE_CHECKING:
     from ultrafast.bench.provenance import Provenance
-    from ultrafast.bench.results import FidelityResult, LoadResult, Metric, QuantisationResult, SpeedResult
+    from ultrafast.bench.results import (
+        FidelityResult,
+        LoadResult,
+        Metric,
+        QuantisationResult,
+        ServingResult,
+        SpeedResult,
+    )
     from ultrafast.bench.statistics import Summary
+
+_SAMPLES_OF_A_PERCENTILE = 100  # below, the highest sample says as much
 
 
 def speed_table(result: SpeedResult) -> Table:
@@ -114,6 +124,28 @@ def load_table(result: LoadResult) -> Table:
         f"{result.parameters / 1e9:.2f} billion random weights, context of {result.context} tokens. Median "
         f"(lowest–highest) of {len(result.load_seconds.samples)} fresh processes, the file read before. "
         "Memory: resident, the mapped file included."
+    )
+    return table
+
+
+def serving_table(result: ServingResult) -> Table:
+    """Every part's samples, and below what was asked."""
+    table = Table(title=_title("Serving", result.provenance), title_justify="left", caption_justify="left")
+    for column in ("part", "measured", "median (lowest–highest)", "99 %", "samples", "client, CPUs"):
+        table.add_column(column, justify="left" if column in ("part", "measured") else "right")
+    for part in result.parts:
+        share = f"{part.client_cpu_share:.2f}"
+        for index, (name, summary) in enumerate(part.measurements.items()):
+            samples = summary.samples
+            highest = f"{percentile(samples, 0.99):.4g}" if len(samples) >= _SAMPLES_OF_A_PERCENTILE else ""
+            figure = f"{summary.median:.4g} ({summary.minimum:.4g}–{summary.maximum:.4g})"
+            heading = ("", "") if index else (part.name, share)
+            table.add_row(heading[0], name.replace("_", " "), figure, highest, str(len(samples)), heading[1])
+        table.add_section()
+    loads = "\n".join(f"{part.name}: {part.load}." for part in result.parts)
+    table.caption = (
+        f"{loads}\nA real server, {result.threads} threads, context of {result.context} tokens, answers "
+        "greedy; the load generator is a raw asyncio HTTP/1.1 client without an SDK, on the same machine."
     )
     return table
 

@@ -28,9 +28,12 @@ class TextTokens:
 
     def prompt(self, length: int, index: int) -> list[int]:
         """Prompt number ``index`` of ``length`` tokens: prompts of different numbers begin differently."""
-        body = length - (self.beginning_id is not None)
-        start = index * 997 % max(1, len(self.tokens) - body)
-        return self._opened(self.tokens[start : start + body])
+        return self._opened(self.excerpt(length - (self.beginning_id is not None), index))
+
+    def excerpt(self, length: int, index: int) -> list[int]:
+        """``length`` tokens from the middle of the text; those of different numbers begin differently."""
+        start = index * 997 % max(1, len(self.tokens) - length)
+        return self.tokens[start : start + length]
 
     def sequences(self, length: int) -> list[list[int]]:
         """The text cut into consecutive sequences of exactly ``length`` tokens; a shorter rest is left out."""

@@ -233,6 +233,50 @@ def load(
     _judge(result.bars)
 
 
+@app.command("serving", short_help="What a server keeps of its promises about tiers.")
+def serving(
+    *,
+    model: options.Model = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--part",
+            metavar="NAME",
+            help="stream, gateway, turn, beside, flood, refusal or overload; may be repeated. Default: all of them.",
+        ),
+    ] = None,
+    threads: options.Threads = None,
+    output_path: Output = None,
+    plot: Plot = None,
+) -> None:
+    """Speed, waiting, refusals and goodput over HTTP, on real servers with the load that the result states.
+
+    Exits with 1 where a server misses what it promises.
+    """
+    from ultrafast.bench.plot import check_plot, plot_serving
+    from ultrafast.bench.results import write_result
+    from ultrafast.bench.serving import ServingOptions, run_serving
+    from ultrafast.bench.tables import serving_table
+    from ultrafast.cli.progress import download_progress
+
+    if plot is not None:
+        check_plot(plot)  # now, not after minutes of measuring
+    chosen = ServingOptions(
+        model=model,
+        parts=None if part is None else tuple(part),
+        threads=threads,
+        command=_command("serving", model, None, {"--part": part, "--threads": threads}),
+    )
+    with download_progress() as progress, _stages() as stage:
+        result = run_serving(chosen, progress=stage, pull_progress=progress)
+    _show(serving_table(result), [])
+    if output_path is not None:
+        write_result(result, output_path)
+    if plot is not None:
+        plot_serving(result, plot)
+    _judge(result.bars)
+
+
 def _peer_names(chosen: list[str] | None) -> tuple[str, ...]:
     from ultrafast.bench.catalogue import DEFAULT_PEERS
 
