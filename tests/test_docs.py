@@ -45,6 +45,18 @@ def test_the_pages_of_the_commands_are_their_help() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_recorded_session_happens_again() -> None:
+    """Ids, keys, times, dates and what is the machine's may differ; tokens, tiers, refusals and amounts may not."""
+    done = subprocess.run(
+        [sys.executable, "scripts/generate_session.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_environment_variable_is_documented_and_every_documented_one_exists() -> None:
     strings = {
         constant.value
