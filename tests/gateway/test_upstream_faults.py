@@ -58,7 +58,7 @@ def call_of(content: str = QUESTION, *, tier: str = "default", max_tokens: int =
         include_usage=False,
         tier=None,
     )
-    return Call("req_test", chat, "model", tier, "project", max_tokens)
+    return Call("req_test", chat, chat.model, tier, "project", max_tokens)
 
 
 def settings_of(url: str, **values: object) -> UpstreamSettings:
