@@ -7,7 +7,7 @@ types checked: a confused peer ends in a ``ProtocolError``, not in unbounded mem
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -245,11 +245,25 @@ class FrameReader(Generic[Message]):
         self._decoder = decoder
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield every message completed by ``data``.
+    def feed(self, data: bytes) -> Iterable[Message]:
+        """Every message completed by ``data``.
 
-        Raises ProtocolError: a length beyond the bound, or bytes that are no message.
+        Raises ProtocolError, at once or in iterating: a length beyond the bound, or bytes that are no message.
         """
+        # While tokens flow, what comes is one frame. The way is short because caches are cold here: between two tokens
+        # the engine has read the whole model through them.
+        size = _LENGTH.size
+        if not self._buffer and len(data) > size and _LENGTH.unpack_from(data)[0] == len(data) - size:
+            return (self._decode(data[size:]),)
+        return self._cut(data)
+
+    def _decode(self, payload: bytes) -> Message:
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.MsgspecError:
+            raise ProtocolError("the other process sent an unreadable message") from None
+
+    def _cut(self, data: bytes) -> Iterator[Message]:
         buffer = self._buffer
         buffer += data
         start = 0
@@ -264,10 +278,7 @@ class FrameReader(Generic[Message]):
                 # Copied: a live memoryview would forbid the buffer to shrink while the consumer holds the message.
                 payload = bytes(buffer[start + _LENGTH.size : end])
                 start = end
-                try:
-                    yield self._decoder.decode(payload)
-                except msgspec.MsgspecError:
-                    raise ProtocolError("the other process sent an unreadable message") from None
+                yield self._decode(payload)
         finally:
             del buffer[:start]
 

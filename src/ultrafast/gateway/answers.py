@@ -161,7 +161,8 @@ class _EventResponse:
         await self._send({"type": "http.response.body", "body": data})
 
     async def _write(self, data: bytes) -> None:
-        await self._begin()
+        if not self.started:
+            await self._begin()
         self._last_sent = time.monotonic()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 

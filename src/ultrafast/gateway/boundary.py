@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 
@@ -29,10 +29,10 @@ async def answer(
     scope["app"] = application  # makes a router raise for a wrong method, rather than answer in its own words
     started = False
 
-    async def noted_send(message: Message) -> None:
+    def noted_send(message: Message) -> Awaitable[None]:
         nonlocal started
         started = True
-        await send(message)
+        return send(message)
 
     try:
         admit(scope)

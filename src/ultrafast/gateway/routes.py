@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Self
@@ -60,11 +60,13 @@ class Opened:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> GenerationEvent:
-        if self._first is not None:
-            event, self._first = self._first, None
-            return event
-        return await self._stream.__anext__()
+    def __anext__(self) -> Awaitable[GenerationEvent]:
+        return self._stream.__anext__() if self._first is None else self._replay()
+
+    async def _replay(self) -> GenerationEvent:
+        event, self._first = self._first, None
+        assert event is not None
+        return event
 
     async def aclose(self) -> None:
         """Give the request up."""
