@@ -27,7 +27,7 @@ def build_engines(
     for name, settings in configuration.backends.items():
         if not isinstance(settings, EngineSettings):
             continue
-        reserved = _reserved_slots(configuration, name)
+        reserved = reserved_slots(configuration, name)
         location = resolve_model(settings.model, progress=progress)
         backend = LocalBackend(
             location,
@@ -35,7 +35,7 @@ def build_engines(
             context=settings.context,
             instruction_set=instruction_set,
             quantize=settings.quantize,
-            reserved_slots=reserved_slots(configuration, name),
+            reserved_slots=reserved,
         )
         template = None if settings.chat_template is None else Path(settings.chat_template)
         engines[name] = EngineChat(name, backend, location, template, reserved_slots=reserved)
