@@ -53,7 +53,7 @@ sources_key() {
 }
 key=$(sources_key)
 if [ "$(cat .venv/installed-project 2>/dev/null)" != "$key" ]; then
-    say "Building ultrafast (the first build takes about a minute)"
+    say "Building ultrafast (the first build takes some minutes)"
     # Without isolation the build tools stay at one path, so that only what changed is compiled again.
     pip_install --no-build-isolation .
     printf '%s\n' "$key" >.venv/installed-project

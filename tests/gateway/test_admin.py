@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import uvloop
 from starlette.routing import Mount, Route, Router
 
 from tests.gateway.records.entries import entry
@@ -262,8 +263,6 @@ async def test_a_socket_that_cannot_be_made_is_one_line(records: Records, tmp_pa
 
 
 def test_the_socket_on_uvloop(records: Records, tmp_path: Path) -> None:
-    uvloop = pytest.importorskip("uvloop")
-
     async def ask() -> int:
         path = tmp_path / "data" / "admin.sock"
         async with serving_admin(AdminApplication(records, None, key=None), path), on_socket(path) as client:

@@ -20,9 +20,10 @@ from ultrafast.errors import (
     UltrafastError,
     UpstreamError,
 )
+from ultrafast.gateway.assembly import build_upstreams
 from ultrafast.gateway.configuration import Configuration, EngineSettings, RouteSettings, UpstreamSettings
 from ultrafast.gateway.failures import HttpError
-from ultrafast.gateway.routes import Attempt, Routes, tier_served, upstream_backends
+from ultrafast.gateway.routes import Attempt, Routes, tier_served
 from ultrafast.gateway.tiers import TIERS
 
 SUMMARY = Summary(1, 0, 2, 0.0, 0.1, 0.1, 0.1, 2)
@@ -237,14 +238,14 @@ async def test_a_changed_configuration_keeps_the_servers_that_did_not_change() -
     def settings(model: str) -> UpstreamSettings:
         return UpstreamSettings(url="http://x/v1", model=model, key_variable="KEY")
 
-    old = upstream_backends(configuration(a=settings("m"), b=settings("m"), c=settings("m")), {"KEY": "1"})
+    old = build_upstreams(configuration(a=settings("m"), b=settings("m"), c=settings("m")), {"KEY": "1"})
     assert set(old) == {"a", "b", "c"}
-    new = upstream_backends(configuration(a=settings("m"), b=settings("n")), {"KEY": "1"}, old)
+    new = build_upstreams(configuration(a=settings("m"), b=settings("n")), {"KEY": "1"}, old)
     assert set(new) == {"a", "b"}
     assert new["a"] is old["a"]
     assert new["b"] is not old["b"]
-    assert upstream_backends(configuration(a=settings("m")), {"KEY": "2"}, old)["a"] is not old["a"], (
+    assert build_upstreams(configuration(a=settings("m")), {"KEY": "2"}, old)["a"] is not old["a"], (
         "the key was changed"
     )
     with pytest.raises(ConfigurationError, match="KEY is not set"):
-        upstream_backends(configuration(a=settings("m")), {}, old)
+        build_upstreams(configuration(a=settings("m")), {}, old)

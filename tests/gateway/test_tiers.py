@@ -133,8 +133,6 @@ class Stream:
 
 @pytest.mark.parametrize("tier", ["ultrafast", "priority", "fast", "default", "flex"])
 def test_every_tier_is_served_and_reported_and_gives_the_same_text(server: TieredServer, tier: str) -> None:
-    if tier in ("priority", "fast"):
-        time.sleep(0)  # two requests a minute are allowed, and these are the two
     plain = post(server).json()
     answer = post(server, service_tier=tier).json()
     assert answer["service_tier"] == tier

@@ -24,8 +24,9 @@ from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, Sampling
 from ultrafast.backends.settings import UpstreamSettings
 from ultrafast.backends.upstream import UpstreamBackend
 from ultrafast.errors import EngineUnavailableError, RequestError, UpstreamError
+from ultrafast.gateway.assembly import build_upstreams
 from ultrafast.gateway.configuration import Configuration, RouteSettings
-from ultrafast.gateway.routes import Attempt, Routes, upstream_backends
+from ultrafast.gateway.routes import Attempt, Routes
 
 QUESTION = "Name three colours and say what each is good for."
 TOKENS = 24
@@ -279,7 +280,7 @@ async def test_a_reload_drops_no_stream(server: RunningServer, direct: tuple[str
         opened = await setting.routes.open(call_of())
         changed = settings_of(server.base_url, concurrent=3)
         configuration = Configuration(backends={"good": changed}, routes=(RouteSettings("chat", ("good",)),))
-        backends = upstream_backends(configuration, ENVIRONMENT, setting.backends)
+        backends = build_upstreams(configuration, ENVIRONMENT, setting.backends)
         routes = Routes(configuration, backends)
         retiring = asyncio.create_task(setting.backends["good"].retire())
         other = await routes.open(call_of())

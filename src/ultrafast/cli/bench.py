@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +16,7 @@ from ultrafast.cli import options, output
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ultrafast.bench.results import Bar, Skipped
+    from ultrafast.bench.results import Bar, Result, Skipped
 
 __all__ = ["app"]
 
@@ -49,33 +49,27 @@ Plot = Annotated[
 ]
 
 
+def _rounds(meaning: str) -> Any:
+    return typer.Option("--rounds", parser=options.whole_number(1, MAXIMUM_ROUNDS), metavar="N", help=meaning)
+
+
 @app.command("speed", short_help="Decode, prefill and time to first token.")
 def speed(
     *,
     model: options.Model = None,
     peer: Peers = None,
     threads: options.Threads = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--rounds",
-            parser=options.whole_number(1, MAXIMUM_ROUNDS),
-            metavar="N",
-            help="Alternating rounds that count. Default: 7.",
-        ),
-    ] = None,
+    rounds: Annotated[int | None, _rounds("Alternating rounds that count. Default: 7.")] = None,
     output_path: Output = None,
     plot: Plot = None,
 ) -> None:
     """Decode, prefill and time to first token, alternating between the runtimes; medians with their ranges."""
-    from ultrafast.bench.plot import check_plot, plot_speed
-    from ultrafast.bench.results import write_result
+    from ultrafast.bench.plot import plot_speed
     from ultrafast.bench.speed import DEFAULT_ROUNDS, SpeedOptions, run_speed
     from ultrafast.bench.tables import speed_table
     from ultrafast.cli.progress import download_progress
 
-    if plot is not None:
-        check_plot(plot)  # now, not after minutes of measuring
+    _check(plot)
     chosen = SpeedOptions(
         model=model,
         peers=_peer_names(peer),
@@ -86,10 +80,7 @@ def speed(
     with download_progress() as progress, _stages() as stage:
         result = run_speed(chosen, progress=stage, pull_progress=progress)
     _show(speed_table(result), result.skipped)
-    if output_path is not None:
-        write_result(result, output_path)
-    if plot is not None:
-        plot_speed(result, plot)
+    _keep(result, output_path, plot, plot_speed)
 
 
 @app.command("fidelity", short_help="Closeness to a float32 forward pass.")
@@ -118,7 +109,6 @@ def fidelity(
     Exits with 1 where our engine misses what it promises.
     """
     from ultrafast.bench.fidelity import DEFAULT_TOKENS, FidelityOptions, run_fidelity
-    from ultrafast.bench.results import write_result
     from ultrafast.bench.tables import fidelity_table
     from ultrafast.bench.text import DEFAULT_TEXT
     from ultrafast.cli.progress import download_progress
@@ -134,8 +124,7 @@ def fidelity(
     with download_progress() as progress, _stages() as stage:
         result = run_fidelity(chosen, progress=stage, pull_progress=progress)
     _show(fidelity_table(result), result.skipped)
-    if output_path is not None:
-        write_result(result, output_path)
+    _keep(result, output_path)
     _judge(result.bars)
 
 
@@ -150,15 +139,7 @@ def quantisations(
         ),
     ] = None,
     threads: options.Threads = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--rounds",
-            parser=options.whole_number(1, MAXIMUM_ROUNDS),
-            metavar="N",
-            help="Alternating rounds that count. Default: 3.",
-        ),
-    ] = None,
+    rounds: Annotated[int | None, _rounds("Alternating rounds that count. Default: 3.")] = None,
     output_path: Output = None,
     plot: Plot = None,
 ) -> None:
@@ -166,14 +147,12 @@ def quantisations(
 
     Exits with 1 where our engine does not run one, or is slower.
     """
-    from ultrafast.bench.plot import check_plot, plot_quantisations
+    from ultrafast.bench.plot import plot_quantisations
     from ultrafast.bench.quantisations import DEFAULT_ROUNDS, QuantisationOptions, run_quantisations
-    from ultrafast.bench.results import write_result
     from ultrafast.bench.tables import quantisation_table
     from ultrafast.cli.progress import download_progress
 
-    if plot is not None:
-        check_plot(plot)  # now, not after minutes of measuring
+    _check(plot)
     chosen = QuantisationOptions(
         model=model,
         types=None if file_type is None else tuple(file_type),
@@ -183,11 +162,8 @@ def quantisations(
     )
     with download_progress() as progress, _stages() as stage:
         result = run_quantisations(chosen, progress=stage, pull_progress=progress)
-    _show(quantisation_table(result), [])
-    if output_path is not None:
-        write_result(result, output_path)
-    if plot is not None:
-        plot_quantisations(result, plot)
+    _show(quantisation_table(result))
+    _keep(result, output_path, plot, plot_quantisations)
     _judge(result.bars)
 
 
@@ -198,15 +174,7 @@ def load(
         str | None, typer.Option("--type", metavar="NAME", help="How weights are stored: q4_0, q8_0 (default) or f16.")
     ] = None,
     threads: options.Threads = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--rounds",
-            parser=options.whole_number(1, MAXIMUM_ROUNDS),
-            metavar="N",
-            help="Fresh processes that load it. Default: 3.",
-        ),
-    ] = None,
+    rounds: Annotated[int | None, _rounds("Fresh processes that load it. Default: 3.")] = None,
     output_path: Output = None,
 ) -> None:
     """Seconds to load a model of 1.1 billion random weights from a warm disk, and the memory that it holds.
@@ -214,7 +182,6 @@ def load(
     Exits with 1 where our engine misses what it promises.
     """
     from ultrafast.bench.load import DEFAULT_ROUNDS, LoadOptions, run_load
-    from ultrafast.bench.results import write_result
     from ultrafast.bench.tables import load_table
     from ultrafast.cli.progress import download_progress
 
@@ -227,9 +194,8 @@ def load(
     )
     with download_progress() as progress, _stages() as stage:
         result = run_load(chosen, progress=stage, pull_progress=progress)
-    _show(load_table(result), [])
-    if output_path is not None:
-        write_result(result, output_path)
+    _show(load_table(result))
+    _keep(result, output_path)
     _judge(result.bars)
 
 
@@ -253,14 +219,12 @@ def serving(
 
     Exits with 1 where a server misses what it promises.
     """
-    from ultrafast.bench.plot import check_plot, plot_serving
-    from ultrafast.bench.results import write_result
+    from ultrafast.bench.plot import plot_serving
     from ultrafast.bench.serving import ServingOptions, run_serving
     from ultrafast.bench.tables import serving_table
     from ultrafast.cli.progress import download_progress
 
-    if plot is not None:
-        check_plot(plot)  # now, not after minutes of measuring
+    _check(plot)
     chosen = ServingOptions(
         model=model,
         parts=None if part is None else tuple(part),
@@ -269,11 +233,8 @@ def serving(
     )
     with download_progress() as progress, _stages() as stage:
         result = run_serving(chosen, progress=stage, pull_progress=progress)
-    _show(serving_table(result), [])
-    if output_path is not None:
-        write_result(result, output_path)
-    if plot is not None:
-        plot_serving(result, plot)
+    _show(serving_table(result))
+    _keep(result, output_path, plot, plot_serving)
     _judge(result.bars)
 
 
@@ -297,7 +258,30 @@ def _command(
     return shlex.join(words)
 
 
-def _show(table: Table, skipped: list[Skipped]) -> None:
+def _check(plot: Path | None) -> None:
+    """Now, not after minutes of measuring."""
+    from ultrafast.bench.plot import check_plot
+
+    if plot is not None:
+        check_plot(plot)
+
+
+def _keep(
+    result: Result,
+    output_path: Path | None,
+    plot: Path | None = None,
+    draw: Callable[[Result, Path], None] | None = None,
+) -> None:
+    """Write and draw the result where that was asked for."""
+    from ultrafast.bench.results import write_result
+
+    if output_path is not None:
+        write_result(result, output_path)
+    if plot is not None and draw is not None:
+        draw(result, plot)
+
+
+def _show(table: Table, skipped: Sequence[Skipped] = ()) -> None:
     from rich.console import Console
 
     # Rendered first, so that writing goes the way of every other answer.

@@ -10,22 +10,14 @@ import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from ultrafast.errors import ConfigurationError, storage_reason
-from ultrafast.gateway.protocol import LimitedHttpProtocol
+from ultrafast.gateway.protocol import QuietServer
 from ultrafast.gateway.records.directory import unusable
 
 MAXIMUM_PATH_BYTES = 103  # of a socket's address, on the system that takes the fewest
 _BACKLOG = 16
-_LAST_WRITES_SECONDS = 3
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # signals are the process's, not this socket's
 
 
 @contextlib.asynccontextmanager
@@ -35,17 +27,7 @@ async def serving_admin(application: ASGIApp, path: Path) -> AsyncIterator[None]
     Raises ConfigurationError where the socket cannot be made.
     """
     with _listening(path) as listener:
-        config = uvicorn.Config(
-            application,
-            http=LimitedHttpProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_LAST_WRITES_SECONDS,
-        )
-        server = _Server(config)
+        server = QuietServer(application)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield

@@ -8,9 +8,9 @@ from pathlib import Path
 from ultrafast.backends.base import ChatBackend, ModelDescription
 from ultrafast.backends.engine_chat import EngineChat
 from ultrafast.backends.local import LocalBackend
-from ultrafast.backends.upstream import UpstreamBackend
+from ultrafast.backends.upstream import UpstreamBackend, read_key
 from ultrafast.engine.messages import MAXIMUM_RESERVED_SLOTS
-from ultrafast.gateway.configuration import Configuration, EngineSettings
+from ultrafast.gateway.configuration import Configuration, EngineSettings, UpstreamSettings
 from ultrafast.gateway.routes import Routes
 from ultrafast.gateway.tiers import ULTRAFAST
 from ultrafast.weights.store import Progress, resolve_model
@@ -51,6 +51,25 @@ def reserved_slots(configuration: Configuration, engine: str) -> int:
     if routes and not any(ULTRAFAST in route.tiers and engine in route.backends for route in routes):
         return 0
     return min(configuration.tiers[ULTRAFAST].slots or 0, MAXIMUM_RESERVED_SLOTS)
+
+
+def build_upstreams(
+    configuration: Configuration, environment: Mapping[str, str], kept: Mapping[str, ChatBackend] | None = None
+) -> dict[str, UpstreamBackend]:
+    """The other servers of ``configuration``; those in ``kept`` that are the same go on with what they know and run.
+
+    Whoever replaces a configuration retires those of ``kept`` that are not in the result. Raises ConfigurationError
+    for a key that cannot be read.
+    """
+    found: dict[str, UpstreamBackend] = {}
+    for name, settings in configuration.backends.items():
+        if isinstance(settings, UpstreamSettings):
+            old = (kept or {}).get(name)
+            if isinstance(old, UpstreamBackend) and old.same_as(settings, read_key(settings, environment)):
+                found[name] = old
+            else:
+                found[name] = UpstreamBackend(name, settings, environment=environment)
+    return found
 
 
 def build_routes(

@@ -20,7 +20,7 @@ from ultrafast.gateway.http import while_connected
 from ultrafast.gateway.json_input import parse_object, read_body
 from ultrafast.gateway.routes import Attempt, Opened
 from ultrafast.gateway.schema import DEFAULT_MAX_TOKENS, parse_chat_request
-from ultrafast.gateway.service import Service
+from ultrafast.gateway.service import MAXIMUM_TOKEN_ID, Service
 from ultrafast.gateway.tiers import OverCapacity, over_capacity_of, tier_of
 
 logger = logging.getLogger("ultrafast.requests")
@@ -68,20 +68,21 @@ class ChatCompletions:
         """Validate, find the model, render, tokenise, check the context; long bodies leave the event loop."""
         if len(body) > _LONG_BODY_BYTES:
             loop = asyncio.get_running_loop()
-            chat, tokens = await loop.run_in_executor(self._readers, self._read, body)
+            chat, exchange.model, tokens = await loop.run_in_executor(self._readers, self._read, body)
         else:
-            chat, tokens = self._read(body)
+            chat, exchange.model, tokens = self._read(body)
         exchange.chat, exchange.tier_asked = chat, chat.tier
-        exchange.model = self._service.routes.model_of(chat.model)
         exchange.prompt_tokens = _estimated_tokens(chat) if tokens is None else len(tokens)
         return chat, tokens
 
-    def _read(self, body: bytes) -> tuple[ChatRequest, list[int] | None]:
-        service = self._service
+    def _read(self, body: bytes) -> tuple[ChatRequest, str, list[int] | None]:
+        """The request, its real model, and its prompt's tokens where an engine of ours runs that model."""
         fields = parse_object(body)
-        chat = parse_chat_request(fields, service.vocabulary_size(fields.get("model")))
-        engine = service.engine_of(service.routes.model_of(chat.model))
-        return chat, None if engine is None else engine.prompt_tokens(chat)
+        model, engine = self._service.find(fields.get("model"))
+        chat = parse_chat_request(fields, MAXIMUM_TOKEN_ID if engine is None else engine.model.vocabulary_size)
+        if model is None:
+            model = self._service.routes.model_of(chat.model)  # raises: it is unknown
+        return chat, model, None if engine is None else engine.prompt_tokens(chat)
 
     async def _admit(self, exchange: Exchange, chat: ChatRequest, over_capacity: OverCapacity | None) -> Grant:
         """Wait for the right to run, at the tier asked for or the one below it."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -25,6 +29,7 @@ WRITE_SECONDS = 30.0  # how long a client may leave a full buffer unread
 # A client that ends its sending side may wait for its answer or be gone: nothing tells the two apart before something
 # is written. So it has what is answered at once, a refusal or a list; work for the engine is not done on a chance.
 HALF_CLOSED_SECONDS = 0.2
+LAST_WRITES_SECONDS = 3  # for what was sent before the server stops
 _AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
 
@@ -176,3 +181,27 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn as a part of this process: our limits, our log, and signals left to whoever runs it."""
+
+    def __init__(self, application: ASGIApp, **settings: Any) -> None:
+        super().__init__(
+            Config(
+                application,
+                http=LimitedHttpProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=LAST_WRITES_SECONDS,
+                **settings,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: uvicorn would end the process by the signal it caught."""
+        yield

@@ -18,10 +18,9 @@ from ultrafast.backends.base import (
     ModelDescription,
     RelayedStream,
 )
-from ultrafast.backends.upstream import UpstreamBackend, read_key
 from ultrafast.errors import EngineError, EngineUnavailableError
 from ultrafast.gateway.catalogue import ModelList, ModelObject
-from ultrafast.gateway.configuration import ANY_MODEL, Configuration, RouteSettings, UpstreamSettings
+from ultrafast.gateway.configuration import ANY_MODEL, Configuration, RouteSettings
 from ultrafast.gateway.failures import HttpError
 from ultrafast.gateway.tiers import DEFAULT_TIER, TIERS, lane_of
 
@@ -164,7 +163,7 @@ class Routes:
         # Backends know the tiers by one word each.
         inner = msgspec.structs.replace(call, tier=lane_of(call.tier))
         failures: list[EngineError] = []
-        for name in self.route(self.model_of(call.chat.model), call.tier).backends:
+        for name in self.route(call.model, call.tier).backends:
             try:
                 stream = self._backends[name].answer(inner)
                 first = await _first_event(stream)
@@ -208,22 +207,3 @@ def _worst(failures: list[EngineError]) -> EngineError:
     full = [error for error in failures if isinstance(error, EngineUnavailableError)]
     # Sooner is better, and one that does not say when counts as soon.
     return min(full, key=lambda error: error.retry_after_seconds or 0.0) if full else failures[-1]
-
-
-def upstream_backends(
-    configuration: Configuration, environment: Mapping[str, str], kept: Mapping[str, ChatBackend] | None = None
-) -> dict[str, UpstreamBackend]:
-    """The other servers of ``configuration``; those in ``kept`` that are the same go on with what they know and run.
-
-    Whoever replaces a configuration retires those of ``kept`` that are not in the result. Raises ConfigurationError
-    for a key that cannot be read.
-    """
-    found: dict[str, UpstreamBackend] = {}
-    for name, settings in configuration.backends.items():
-        if isinstance(settings, UpstreamSettings):
-            old = (kept or {}).get(name)
-            if isinstance(old, UpstreamBackend) and old.same_as(settings, read_key(settings, environment)):
-                found[name] = old
-            else:
-                found[name] = UpstreamBackend(name, settings, environment=environment)
-    return found

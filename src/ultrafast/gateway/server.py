@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-import uvicorn
-
 from ultrafast.backends.engine_chat import EngineChat
 from ultrafast.backends.key_file import check_key
 from ultrafast.backends.upstream import UpstreamBackend
@@ -23,7 +21,7 @@ from ultrafast.errors import ConfigurationError, UltrafastError
 from ultrafast.gateway.admin import AdminApplication
 from ultrafast.gateway.admin_socket import serving_admin
 from ultrafast.gateway.app import Gateway
-from ultrafast.gateway.assembly import build_engines, build_routes
+from ultrafast.gateway.assembly import build_engines, build_routes, build_upstreams
 from ultrafast.gateway.auth import KEY_VARIABLE, ApiKey, obtain_key
 from ultrafast.gateway.catalogue import check_alias
 from ultrafast.gateway.configuration import Configuration
@@ -36,10 +34,9 @@ from ultrafast.gateway.configuration_overrides import (
     reloaded,
 )
 from ultrafast.gateway.hosts import HostPolicy, is_loopback
-from ultrafast.gateway.protocol import LimitedHttpProtocol
+from ultrafast.gateway.protocol import LAST_WRITES_SECONDS, QuietServer
 from ultrafast.gateway.records.directory import SOCKET_FILE, data_directory
 from ultrafast.gateway.records.store import Records
-from ultrafast.gateway.routes import upstream_backends
 from ultrafast.gateway.service import Service
 from ultrafast.weights.store import Progress
 
@@ -48,7 +45,6 @@ DRAIN_SECONDS = 10.0
 _VENDOR_PREFIX = "gpt-"  # of the default alias's family: names that people know as another's models
 _BACKLOG = 1024
 _KEEP_ALIVE_SECONDS = 30
-_LAST_WRITES_SECONDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +99,6 @@ def serve(options: ServeOptions, *, progress: Progress | None = None, output: Te
             runner.run(run.run())
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # signals are ours: uvicorn would end the process by the signal it caught
-
-
 class _Run:
     """One run of the server."""
 
@@ -133,7 +123,7 @@ class _Run:
         self._signalled = asyncio.Event()
         self._urgent = asyncio.Event()
         self._retiring: set[asyncio.Task[None]] = set()
-        self._upstreams = upstream_backends(configuration, os.environ)
+        self._upstreams = build_upstreams(configuration, os.environ)
         routes = build_routes(configuration, engines, self._upstreams)
         self._service = Service(configuration, engines, routes, records)
         self._gateway = Gateway(
@@ -142,7 +132,7 @@ class _Run:
             hosts=HostPolicy(configuration.host, configuration.allowed_hosts),
             administration=self._http_administration(),
         )
-        self._server = _Server(_uvicorn_config(self._gateway))
+        self._server = QuietServer(self._gateway, backlog=_BACKLOG, timeout_keep_alive=_KEEP_ALIVE_SECONDS)
 
     def _http_administration(self) -> AdminApplication | None:
         """The operator's interface on the port, where the configuration names the variable with its key."""
@@ -196,11 +186,11 @@ class _Run:
         self._service.end_all()
         for engine in self._engines.values():
             await engine.stop()
-        await self._gateway.drain(_LAST_WRITES_SECONDS)
+        await self._gateway.drain(LAST_WRITES_SECONDS)
         for upstream in self._upstreams.values():
             self._retire(upstream)
         if self._retiring:
-            await asyncio.wait(self._retiring, timeout=_LAST_WRITES_SECONDS)
+            await asyncio.wait(self._retiring, timeout=LAST_WRITES_SECONDS)
 
     def _retire(self, upstream: UpstreamBackend) -> None:
         task = asyncio.create_task(upstream.retire())
@@ -228,7 +218,7 @@ class _Run:
             wanted = self._options.configuration()
             fixed = changes_needing_restart(service.configuration, wanted)
             configuration = reloaded(service.configuration, wanted, os.environ)
-            upstreams = upstream_backends(configuration, os.environ, self._upstreams)
+            upstreams = build_upstreams(configuration, os.environ, self._upstreams)
             routes = build_routes(configuration, self._engines, upstreams)
             service.records.configure(configuration.prices, record_text=configuration.record_text)
         except UltrafastError as error:
@@ -268,21 +258,6 @@ class _Run:
 
     def _print(self, line: str) -> None:
         print(line, file=self._output, flush=True)
-
-
-def _uvicorn_config(gateway: Gateway) -> uvicorn.Config:
-    return uvicorn.Config(
-        gateway,
-        http=LimitedHttpProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_LAST_WRITES_SECONDS,
-    )
 
 
 def _url(host: str, listener: socket.socket) -> str:

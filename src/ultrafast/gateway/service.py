@@ -24,7 +24,7 @@ from ultrafast.gateway.routes import Routes
 
 logger = logging.getLogger("ultrafast.requests")
 
-_MAXIMUM_TOKEN_ID: Final = 1 << 31  # where another server has the vocabulary
+MAXIMUM_TOKEN_ID: Final = 1 << 31  # where another server has the vocabulary
 
 
 class Service:
@@ -99,20 +99,19 @@ class Service:
             return "starting"
         return "ok" if self.routes.ready else "engine not responding"
 
-    def engine_of(self, model: str) -> EngineChat | None:
-        """The engine of ours that runs ``model``, on any route: its tokenizer counts."""
-        for name in self.routes.models[model]:
-            if name in self.engines:
-                return self.engines[name]
-        return None
+    def find(self, name: Any) -> tuple[str | None, EngineChat | None]:
+        """The model that a request names, and the engine of ours that runs it on any route: its tokenizer counts.
 
-    def vocabulary_size(self, model: Any) -> int:
-        """Token ids that a request for ``model`` may name; an unknown model is found later."""
+        None for a name that is none or unknown: what else is wrong with the request is told first.
+        """
+        routes = self.routes
         try:
-            engine = self.engine_of(self.routes.model_of(model)) if isinstance(model, str) else None
+            model = routes.model_of(name) if isinstance(name, str) else None
         except HttpError:
-            engine = None  # refused in its turn, with the model's name at fault
-        return _MAXIMUM_TOKEN_ID if engine is None else engine.model.vocabulary_size
+            model = None
+        if model is None:
+            return None, None
+        return model, next((self.engines[each] for each in routes.models[model] if each in self.engines), None)
 
     def system_fingerprint(self, backend: str) -> str | None:
         """Of the weights that answer; None where another server has them."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ultrafast.errors import ConfigurationError
+from ultrafast.directories import user_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +34,13 @@ class Progress(Protocol):
 
 def cache_directory() -> Path:
     """The directory of pulled models: ``$ULTRAFAST_CACHE``, else the user's cache directory of this platform."""
-    if chosen := os.environ.get("ULTRAFAST_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(shared).is_absolute():  # a relative one is to be ignored, says the XDG specification
-        return Path(shared) / "ultrafast"
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise ConfigurationError("there is no home directory to keep models in; set ULTRAFAST_CACHE") from error
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "ultrafast"
+    return user_directory(
+        os.environ.get("ULTRAFAST_CACHE"),
+        variable="ULTRAFAST_CACHE",
+        shared="XDG_CACHE_HOME",
+        home=".cache",
+        apple="Library/Caches",
+    )
 
 
 def models_directory() -> Path:

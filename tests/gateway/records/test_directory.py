@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,39 +93,41 @@ def test_a_failed_opening_holds_nothing(directory: Path) -> None:
     lock.close()
 
 
-@pytest.fixture
-def foreign(tmp_path: Path) -> Iterator[Path]:
-    """A folder that another user owns and that anyone can reach; run as a user whom permissions bind."""
+@contextmanager
+def as_a_user() -> Iterator[None]:
+    """As one whom permissions bind: root is not."""
     if os.geteuid() != 0:
-        pytest.skip("only root can act as another user")
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        os.chown(folder, NOBODY, NOBODY)
-        yield Path(folder)
-
-
-def test_a_directory_of_another_user(foreign: Path) -> None:
-    with pytest.raises(ConfigurationError, match="belongs to another user"):
-        Records.open(foreign)
-
-
-def test_a_directory_that_cannot_be_written_to(foreign: Path) -> None:
+        yield
+        return
     os.seteuid(NOBODY)
     try:
-        foreign.chmod(0o500)
-        with pytest.raises(ConfigurationError) as caught:
-            Records.open(foreign)
-        assert str(caught.value).startswith(f"{foreign} cannot be used: Permission denied; ")
-        with pytest.raises(ConfigurationError, match="Permission denied"):
-            Records.open(foreign / "below")
-        foreign.chmod(0o700)
-        Records.open(foreign).close()
-        foreign.chmod(0o500)  # now the files are there, but SQLite cannot make its own beside them
-        with pytest.raises(ConfigurationError, match="cannot be used: it cannot be"):
-            Records.open(foreign)
-        foreign.chmod(0o700)
+        yield
     finally:
         os.seteuid(0)
+
+
+def test_a_directory_of_another_user(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigurationError, match="belongs to another user"):
+        Records.open(directory)
+
+
+def test_a_directory_that_cannot_be_written_to() -> None:
+    with as_a_user(), tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o500)
+        with pytest.raises(ConfigurationError) as caught:
+            Records.open(folder)
+        assert str(caught.value).startswith(f"{folder} cannot be used: Permission denied; ")
+        with pytest.raises(ConfigurationError, match="Permission denied"):
+            Records.open(folder / "below")
+        folder.chmod(0o700)
+        Records.open(folder).close()
+        folder.chmod(0o500)  # now the files are there, but SQLite cannot make its own beside them
+        with pytest.raises(ConfigurationError, match="cannot be used: it cannot be"):
+            Records.open(folder)
+        folder.chmod(0o700)
 
 
 def test_a_directory_that_others_may_write_to(tmp_path: Path) -> None:

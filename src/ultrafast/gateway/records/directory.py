@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import sys
 from pathlib import Path
 from typing import Final
 
+from ultrafast.directories import user_directory
 from ultrafast.errors import ConfigurationError, storage_reason
 
 DATA_VARIABLE: Final = "ULTRAFAST_DATA"
@@ -27,19 +27,13 @@ def data_directory(configured: str | None = None) -> Path:
 
     Raises ConfigurationError where there is none of these.
     """
-    if chosen := configured or os.environ.get(DATA_VARIABLE):
-        try:
-            return Path(chosen).expanduser().absolute()
-        except RuntimeError as error:
-            raise ConfigurationError("the data directory begins with ~, but there is no such home directory") from error
-    shared = os.environ.get("XDG_DATA_HOME", "")
-    if Path(shared).is_absolute():  # a relative one is to be ignored, says the XDG specification
-        return Path(shared) / "ultrafast"
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise ConfigurationError(f"there is no home directory to keep data in; set {DATA_VARIABLE}") from error
-    return home / ("Library/Application Support" if sys.platform == "darwin" else ".local/share") / "ultrafast"
+    return user_directory(
+        configured or os.environ.get(DATA_VARIABLE),
+        variable=DATA_VARIABLE,
+        shared="XDG_DATA_HOME",
+        home=".local/share",
+        apple="Library/Application Support",
+    )
 
 
 def unusable(path: Path, reason: str) -> ConfigurationError:
