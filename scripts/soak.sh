@@ -27,6 +27,8 @@ runtime() { # names of the library, GCC's and Clang's
 
 build address address,undefined
 preload=$(runtime libasan.so libclang_rt.asan-x86_64.so libclang_rt.asan-aarch64.so)
+# So is the C++ library, which the interpreter does not bring: the sanitizer looks for what throws when it starts.
+preload="$preload $(runtime libstdc++.so.6 libc++.so.1)"
 echo "Tests under the address and undefined-behaviour sanitizers" >&2
 # Leaks: CPython itself never frees everything. Threads' stacks: the team's are few.
 env LD_PRELOAD="$preload" PYTHONPATH="$PWD/build/soak-address" PYTHONMALLOC=malloc \
