@@ -56,8 +56,10 @@ class ChatTemplate:
                 self._template = self._environment.compile_bounded(source)
         except Exception as error:  # compiling an unknown template may fail in any way, from syntax to recursion
             raise ModelFileError("the model's chat template cannot be compiled") from error
+        # What stands around every message is encoded once.
+        self._own_parts: dict[tuple[str, bool], list[int]] = {}
         try:
-            self._render([{"role": "user", "content": "x"}], {})
+            self._own_parts = tokenizer.parts(self._render([{"role": "user", "content": "x"}], {}))
         except (WorkLimitError, RecursionError) as error:
             raise ModelFileError("the model's chat template does not end within its work limit") from error
         except SecurityError as error:
@@ -105,13 +107,13 @@ class ChatTemplate:
             [shield.protect(message) for message in messages],
             **{name: shield.protect(value) for name, value in variables.items()},
         )
-        if context is not None:
+        if context is not None and len(text) >= context:  # a shorter one is encoded as soon as it is measured
             parts = self._tokenizer.control_tokens.cut(text)
             fewest = sum(
                 self._tokenizer.minimum_tokens(shield.restore(part)) if isinstance(part, str) else 1 for part in parts
             )
             _check_room(fewest, context, "at least ")
-        ids = self._tokenizer.encode(text, special=True, restore=shield.restore)
+        ids = self._tokenizer.encode(text, special=True, restore=shield.restore, known=self._own_parts)
         if context is not None:
             _check_room(len(ids), context)
         return ids
@@ -139,7 +141,7 @@ class _Shield:
 
     def __init__(self, control_tokens: ControlTokens) -> None:
         self._control_tokens = control_tokens
-        self._nonce = secrets.token_hex(8)
+        self._nonce = ""
         self._originals: list[str] = []
 
     def protect(self, value: Any, depth: int = 0) -> Any:
@@ -170,5 +172,6 @@ class _Shield:
         return "".join([*parts, rest])
 
     def _placeholder(self, original: str) -> str:
+        self._nonce = self._nonce or secrets.token_hex(8)
         self._originals.append(original)
         return f"\ufdd0{self._nonce}{len(self._originals) - 1}\ufdd1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final, Protocol
 
@@ -9,6 +10,9 @@ import tokenizers
 
 from ultrafast import _native
 from ultrafast.errors import RequestError
+
+# One text at a time gains nothing from the library's threads: handing it over to them takes as long as encoding it.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 SPACE: Final = "\u2581"  # what stands for a space in SentencePiece vocabularies
 _SPACE_RUN: Final = re.compile(" {2,}")

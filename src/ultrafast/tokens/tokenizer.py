@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from ultrafast.errors import RequestError
@@ -55,22 +56,45 @@ class Tokenizer:
     def vocabulary_size(self) -> int:
         return len(self._bytes)
 
-    def encode(self, text: str, *, special: bool = False, restore: Callable[[str], str] | None = None) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        *,
+        special: bool = False,
+        restore: Callable[[str], str] | None = None,
+        known: Mapping[tuple[str, bool], list[int]] = MappingProxyType({}),
+    ) -> list[int]:
         """Token ids of ``text``. With ``special``, control-token texts in it become control tokens; never by default.
 
-        ``restore`` is applied to what lies between control tokens, after they were found. Nothing is added before or
-        after. Bytes for which the vocabulary has no token are lost, as they were when the model was trained. Raises
-        ``RequestError`` for text that is not valid Unicode.
+        ``restore`` is applied to what lies between control tokens, after they were found; ``known`` has the ids of
+        such parts, see ``parts``. Nothing is added before or after. Bytes for which the vocabulary has no token are
+        lost, as they were when the model was trained. Raises ``RequestError`` for text that is not valid Unicode.
         """
         if not special:
             return self._encoder.encode(text, continues=False)
         ids: list[int] = []
         for part in self.control_tokens.cut(text):
-            if isinstance(part, str):
-                ids += self._encoder.encode(restore(part) if restore else part, continues=bool(ids))
-            else:
+            if not isinstance(part, str):
                 ids.append(part.index)
+                continue
+            continues = bool(ids)
+            found = known.get((part, continues))
+            if found is None:
+                found = self._encoder.encode(restore(part) if restore else part, continues=continues)
+            ids += found
         return ids
+
+    def parts(self, text: str) -> dict[tuple[str, bool], list[int]]:
+        """The ids of each part of ``text`` between control tokens, by part and whether anything stands before it."""
+        found: dict[tuple[str, bool], list[int]] = {}
+        any_before = False
+        for part in self.control_tokens.cut(text):
+            if isinstance(part, str):
+                found[part, any_before] = self._encoder.encode(part, continues=any_before)
+                any_before = any_before or bool(found[part, any_before])
+            else:
+                any_before = True
+        return found
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a text to be continued as it stands: after a beginning-of-sequence token where the model's
