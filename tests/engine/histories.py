@@ -259,12 +259,20 @@ class World:
                 self.rode[rank] = self.time
         if prefill_of_ultrafast and riding - {ULTRAFAST}:
             assert any(self.time - self.rode[rank] >= STALL_SECONDS for rank in range(1, 4))
-        for item in self.running:
-            if item in planned:
+        left_out = [item for item in self.running if item not in planned and item.computed >= item.prefill_length]
+        left_out_ranks = {item.rank for item in left_out}
+        for item in planned:
+            if item.rank not in left_out_ranks:
                 self.rode[item.rank] = self.time
-            elif item.computed >= item.prefill_length:
-                since = max(self.stories[item].last_row, item.admitted)
-                assert self.time - since < STALL_SECONDS, "a stream was stalled"
+        for item in left_out:
+            since = max(self.stories[item].last_row, item.admitted)
+            assert self.time - since < STALL_SECONDS, "a stream was stalled"
+            is_turn_of_prompts = self.others < self.scheduler.max_sequences and not self.admission.running[ULTRAFAST]
+            if is_turn_of_prompts and len(plan.work) > plan.decode_rows:
+                ranks = [work.sequence.rank for work in plan.work[: plan.decode_rows]]
+                assert item.rank > max(ranks, default=-1), "part of a tier had its turn"
+                assert item.rank >= min(work.sequence.rank for work in plan.work[plan.decode_rows :])
+            else:
                 assert item.rank > max(riding), "a step left out a row of a tier that took part"
         for work in plan.work:
             assert work.start == work.sequence.computed

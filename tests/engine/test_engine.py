@@ -106,6 +106,14 @@ def test_an_answer(engine: Engine, tokenizer: Tokenizer) -> None:
     assert summary.decode_seconds > 0
 
 
+def test_waiting_begins_before_the_engine_hears_of_it(engine: Engine, tokenizer: Tokenizer) -> None:
+    engine.add(GenerationRequest("a", prompt(tokenizer, "Hello"), GREEDY, 1), waited_seconds=1.5)
+    ((_, event),) = engine.step()
+    assert event.summary is not None
+    assert 1.5 <= event.summary.queue_seconds < 2.5
+    assert event.summary.prefill_seconds < 1.0
+
+
 def test_ignoring_the_end(engine: Engine, tokenizer: Tokenizer) -> None:
     question = prompt(tokenizer, "What is the capital of France?")
     (outcome,) = run(engine, GenerationRequest("a", question, GREEDY, 40, ignore_end=True))

@@ -36,11 +36,11 @@ EVENTS = Events(
 
 @given(cuts=st.lists(st.integers(0, 400), max_size=10))
 def test_messages_survive_any_division_of_the_stream(cuts: list[int]) -> None:
-    stream = messages.encode_frame(Submit(REQUEST)) + messages.encode_frame(Cancel("req_1"))
+    stream = messages.encode_frame(Submit(REQUEST, 1.5)) + messages.encode_frame(Cancel("req_1"))
     reader = messages.engine_side_reader()
     places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     received = [message for start, end in itertools.pairwise(places) for message in reader.feed(stream[start:end])]
-    assert received == [Submit(REQUEST), Cancel("req_1")]
+    assert received == [Submit(REQUEST, 1.5), Cancel("req_1")]
 
 
 def test_events_survive() -> None:

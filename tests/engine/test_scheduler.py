@@ -222,6 +222,36 @@ def test_an_arriving_ultrafast_request_waits_for_a_short_step_only() -> None:
         drain_of(world, ultrafast)
 
 
+def test_prompts_take_turns_with_a_crowd_that_decodes() -> None:
+    """With slots reserved, steps are short; a prompt must not live on what decode rows leave of them."""
+    world = make_world(blocks=20_000, max_sequences=18, reserved_slots=2)
+    drain_of(world, arrive(world, "default", 100))
+    world.seconds_per_step, world.seconds_per_row = 0.0, 0.0025  # rows are what counts, as on a small machine
+    for _ in range(14):
+        arrive(world, "default", 3, 2000)
+    measure(world, "default", 1.0)
+    crowd = measure(world, "default", 1.0)
+    late = arrive(world, "default", 160, 2)
+    start, said = world.time, tokens_of(world, "default")
+    while not late.output:
+        world.step()
+    prompt_seconds = 160 * world.seconds_per_row
+    assert world.time - start < 2 * prompt_seconds, "it had half of the time, at least"
+    assert tokens_of(world, "default") - said > crowd * (world.time - start) / 5, "and the others went on"
+    assert max(story.longest_wait for story in world.stories.values()) < 0.2
+
+
+def test_prompts_and_few_decode_rows_share_their_steps() -> None:
+    world = make_world(blocks=20_000, max_sequences=18, reserved_slots=2)
+    drain_of(world, arrive(world, "default", 100))
+    for _ in range(3):
+        arrive(world, "default", 3, 2000)
+    measure(world, "default", 0.5)
+    late = arrive(world, "default", 160, 2)
+    while not late.output:
+        assert len(world.step().work) == 4
+
+
 def drain_of(world: World, sequence: Sequence) -> None:
     while sequence not in world.ended:
         world.step()

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Self, cast
@@ -40,7 +41,7 @@ _EXIT_SECONDS = 2.0
 
 
 class LocalStream:
-    """The events of one request; see ``backends.base.GenerationStream``.
+    """The events of one request; see ``backends.base.GenerationStream`` and ``DirectStream``.
 
     What waits here is bounded by the request's own ``max_tokens``, so a slow reader needs no further limit.
     """
@@ -53,6 +54,7 @@ class LocalStream:
         self._error: UltrafastError | None = None
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[GenerationEvent], bool] | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -75,11 +77,18 @@ class LocalStream:
         if not self._ended:
             self._ended = True
             self._connection.cancel(self._request_id)
+        self._sink = None
         self._events.clear()
         self._wake()
 
+    def divert(self, sink: Callable[[GenerationEvent], bool]) -> None:
+        """Offer each event to ``sink`` first; see ``backends.base.DirectStream``."""
+        self._sink = sink
+
     def push(self, event: GenerationEvent) -> None:
-        """Append an event; the one with the summary is the last."""
+        """Hand on or append an event; the one with the summary is the last."""
+        if self._sink is not None and not self._events and event.summary is None and _takes(self._sink, event):
+            return
         self._events.append(event)
         if event.summary is not None:
             self._ended = True
@@ -95,6 +104,13 @@ class LocalStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _takes(sink: Callable[[GenerationEvent], bool], event: GenerationEvent) -> bool:
+    try:
+        return sink(event)
+    except Exception:  # a bug: iteration brings it to the task whose request this is, and no other stream suffers
+        return False
 
 
 class EngineConnection(asyncio.Protocol):
@@ -154,7 +170,7 @@ class EngineConnection(asyncio.Protocol):
             raise EngineUnavailableError("the engine is restarting")
         stream = LocalStream(self, request.request_id, request.tier)
         self._streams[request.request_id] = stream
-        self._send(Submit(request))
+        self._send(Submit(request, time.monotonic()))
         return stream
 
     def cancel(self, request_id: str) -> None:

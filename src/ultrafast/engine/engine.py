@@ -136,8 +136,8 @@ class Engine:
             preemptions=admission.preemptions,
         )
 
-    def add(self, request: GenerationRequest) -> None:
-        """Queue a request.
+    def add(self, request: GenerationRequest, *, waited_seconds: float = 0.0) -> None:
+        """Queue a request that has waited so long already.
 
         Raises RequestError (ids outside the vocabulary, empty prompt, no such tier), ContextLengthError,
         CacheFullError, and EngineUnavailableError where too many of its tier wait already; then nothing was queued.
@@ -147,7 +147,7 @@ class Engine:
         queue = self._scheduler.admission.waiting[TIER_RANKS[request.tier]]
         if len(queue) + request.choices > MAXIMUM_WAITING_SEQUENCES:
             raise EngineUnavailableError("too many requests are waiting")
-        state = _Request(request, prompt, self._clock())
+        state = _Request(request, prompt, self._clock() - waited_seconds)
         want = WANT_TOKEN | WANT_TOP if request.logprobs else WANT_TOKEN
         for index in range(request.choices):
             sequence = Sequence(prompt, token_limit, state.arrived, request.tier, request.salt)

@@ -160,9 +160,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Run this request."""
+    """Run this request, sent at ``sent_seconds`` of ``time.monotonic``, which is one clock for all processes."""
 
     request: GenerationRequest
+    sent_seconds: float
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

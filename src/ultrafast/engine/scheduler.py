@@ -8,12 +8,13 @@ in chunks, except where a higher tier would suffer:
   for it. They ride when nothing is owed, or when they have not ridden for ``STALL_SECONDS``.
 - While an ``ultrafast`` prompt is computed, the tiers below ride only to that last rule.
 - While ``ultrafast`` runs, or slots are reserved for it, steps with a chunk of another tier's prompt are short: whoever
-  arrives does not wait long.
+  arrives does not wait long. Where such a step has less room for a prompt than it has decode rows, the two take turns:
+  a prompt that gets the crumbs of every step comes to its first token too late.
 
 Invariants, held by tests over random histories:
 - running sequences past their prompt have a row each at least every ``STALL_SECONDS`` and a step;
 - a step that takes a tier along has all decode rows of it and of every higher one, and where their prompts are in
-  progress, at least one row of one of them, in tier order;
+  progress, at least one row of one of them, in tier order; of two that take turns, one of the two;
 - a prompt that is overdue gets a quarter of the chunk before all others.
 """
 
@@ -29,7 +30,8 @@ from ultrafast.engine.step_costs import MINIMUM_PREFILL_ROWS, StepCosts
 from ultrafast.engine.tiers import SLOWDOWN_SHARES, STALL_SECONDS, TIER_NAMES, ULTRAFAST
 
 SHORT_STEP_SECONDS = 0.025  # that an arriving ultrafast request may wait for
-PREFILL_SECONDS_BEFORE_OTHERS = 0.2  # of an ultrafast prompt; with STALL_SECONDS and a step it stays below a second
+PREFILL_SECONDS_BEFORE_OTHERS = 0.4  # of an ultrafast prompt; with STALL_SECONDS and a step it stays below a second
+_PREFILL_TURNS = 2  # to one of decode rows
 _OVERDUE_PART = 4  # one in so many rows of a chunk is for the prompt that is overdue
 
 
@@ -69,7 +71,9 @@ class Scheduler:
         self._reserves = reserved_slots > 0
         self._debts = [0.0] * len(TIER_NAMES)  # by rank: seconds by which lower tiers slowed it beyond their share
         self._lowest_before = -1  # tier that took part in the step before
-        self._rode = [0.0] * len(TIER_NAMES)  # by rank: when it last took part in a step, or began to run
+        # By rank: when its decode rows, or its prompts if it has no such rows, last took part, or when it began to run.
+        self._rode = [0.0] * len(TIER_NAMES)
+        self._prefill_turns = 0  # since the last one of decode rows
 
     @property
     def has_work(self) -> bool:
@@ -93,13 +97,19 @@ class Scheduler:
         work: list[Work] = []
         prefilling: list[Sequence] = []
         for rank in ranks:
-            self._rode[rank] = now
             for sequence in admission.running[rank]:
                 if sequence.computed < sequence.prefill_length:
                     prefilling.append(sequence)
                 else:
-                    sequence.progressed = now
                     work.append(Work(sequence, sequence.computed, 1, True))
+        waiting_rank = self._take_turns(work, prefilling, now) if work and prefilling else len(TIER_NAMES)
+        for rank in ranks:
+            if rank < waiting_rank or not any(item.sequence.rank == rank for item in work):
+                self._rode[rank] = now
+        if waiting_rank < len(TIER_NAMES):
+            work = [item for item in work if item.sequence.rank < waiting_rank]
+        for item in work:
+            item.sequence.progressed = now
         decode_rows = len(work)
         if prefilling:
             self._add_prefill(work, prefilling, now)
@@ -158,6 +168,26 @@ class Scheduler:
             is_prefill_of_ultrafast = rank == ULTRAFAST and _any_prefill(self.admission.running[rank])
             is_held_back = is_held_back or is_prefill_of_ultrafast or self._debts[rank] > 0.0
         return ranks[:count]
+
+    def _take_turns(self, work: list[Work], prefilling: list[Sequence], now: float) -> int:
+        """Leave to this step the prompts or the decode rows, where a short one has too little room for both.
+
+        Returns from which rank on the decode rows wait; nobody does where it is beyond the last.
+        """
+        nobody = len(TIER_NAMES)
+        rank = prefilling[0].rank
+        if rank == ULTRAFAST or not self._reserves or self.admission.running[ULTRAFAST]:
+            return nobody
+        rows = sum(item.sequence.rank >= rank for item in work)
+        if self.costs.prefill_rows_within(SHORT_STEP_SECONDS, len(work)) >= rows:
+            return nobody
+        may_wait = all(now - self._rode[item.sequence.rank] < STALL_SECONDS for item in work)
+        if may_wait and self._prefill_turns < _PREFILL_TURNS:
+            self._prefill_turns += 1
+            return rank
+        self._prefill_turns = 0
+        prefilling.clear()
+        return nobody
 
     def _settle(self, plan: Plan, lowest: int, seconds: float) -> None:
         """Charge to the tiers down to ``lowest`` by what they slowed higher ones, and pay from the time that passed."""

@@ -24,4 +24,4 @@ OVERDUE_INTERVAL_SECONDS: Final = 0.25
 SLOWDOWN_SHARES: Final = {ULTRAFAST: 0.14, 1: 0.5}
 # However small the share: running sequences of any tier have a row at least this often, and the steps of the moment, so
 # that no reader waits a second for a token. Where steps are long, it is this that costs the higher tier most.
-STALL_SECONDS: Final = 0.7
+STALL_SECONDS: Final = 0.5

@@ -112,9 +112,10 @@ class Worker:
 
     def _handle(self, message: ToEngine) -> None:
         match message:
-            case Submit(request):
+            case Submit(request, sent_seconds):
                 try:
-                    self._engine.add(request)
+                    # It came while a step ran, perhaps: that was waiting, too.
+                    self._engine.add(request, waited_seconds=max(0.0, time.monotonic() - sent_seconds))
                 except UltrafastError as error:
                     self._channel.send(messages.failure_message(request.request_id, error))
             case Cancel(request_id):

@@ -7,15 +7,16 @@ import contextlib
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.types import Send
 
-from ultrafast.backends.base import ChatRequest, TokenLogprob
+from ultrafast.backends.base import ChatRequest, GenerationEvent, TokenLogprob
 from ultrafast.errors import EngineError, UltrafastError
 from ultrafast.gateway.exchange import Exchange
-from ultrafast.gateway.http import send_json
+from ultrafast.gateway.http import DirectWrite, send_json
 from ultrafast.gateway.responses import (
     DONE,
     KEEP_ALIVE,
@@ -85,11 +86,11 @@ async def whole_answer(exchange: Exchange, chat: ChatRequest, opening: Coroutine
 
 
 async def stream_answer(
-    exchange: Exchange, chat: ChatRequest, opening: Coroutine[Any, Any, Opened], send: Send
+    exchange: Exchange, chat: ChatRequest, opening: Coroutine[Any, Any, Opened], send: Send, write: DirectWrite
 ) -> None:
     """Send every event as it comes; once the response has begun, a failure is an event too."""
-    response = _EventResponse(exchange, send)
-    keeping_alive = asyncio.create_task(response.keep_alive())
+    response = _EventResponse(exchange, send, write)
+    response.keep_alive()
     try:
         async with contextlib.aclosing(await opening) as opened:
             await response.run(chat, opened)
@@ -101,7 +102,7 @@ async def stream_answer(
     except UltrafastError as error:
         await response.fail(error)
     finally:
-        keeping_alive.cancel()
+        response.close()
 
 
 class _EventResponse:
@@ -109,11 +110,15 @@ class _EventResponse:
     first token is long in coming, so that no proxy gives it up.
     """
 
-    def __init__(self, exchange: Exchange, send: Send) -> None:
+    def __init__(self, exchange: Exchange, send: Send, write: DirectWrite) -> None:
         self._exchange = exchange
         self._send = send
+        self._direct_write = write
         self._last_sent = time.monotonic()
+        self._is_writing = False  # what must not be overtaken
         self._finished = False
+        self._timer: asyncio.TimerHandle
+        self._comment: asyncio.Task[None] | None = None
         self.started = False
 
     async def run(self, chat: ChatRequest, opened: Opened) -> None:
@@ -125,13 +130,16 @@ class _EventResponse:
             include_usage=chat.include_usage,
             gateway_queue_seconds=exchange.queue_seconds,
         )
+        opened.divert(partial(self._take, writer))
         async for event in opened:
             exchange.note(event)
             data = writer.event(event.choice, event.text, event.logprobs, event.finish_reason, event.summary)
             summary = event.summary
             if summary is None:
                 if data:
+                    self._is_writing = True
                     await self._write(data)
+                    self._is_writing = False
                 continue
             if chat.include_usage:
                 data += writer.usage(summary)
@@ -140,6 +148,17 @@ class _EventResponse:
             return
         raise EngineError("the engine ended the answer without its account")
 
+    def _take(self, writer: ChunkWriter, event: GenerationEvent) -> bool:
+        """Send an event the moment it comes, if nothing stands before it and the reader keeps up."""
+        if self._is_writing or not writer.has_begun(event.choice):
+            return False
+        data = writer.event(event.choice, event.text, event.logprobs, event.finish_reason, event.summary)
+        if data and not self._direct_write(data):
+            return False
+        self._last_sent = time.monotonic()
+        self._exchange.note(event)
+        return True
+
     async def fail(self, error: UltrafastError) -> None:
         """End with ``error``: as an event, or as a response of its own where nothing was sent yet."""
         if not self.started:
@@ -147,12 +166,20 @@ class _EventResponse:
         self._exchange.fail(error)
         await self.finish(error_event(error) + DONE)
 
-    async def keep_alive(self) -> None:
-        """Send a comment line whenever nothing else was sent for a while: a long prefill, a long queue."""
-        while True:
-            await asyncio.sleep(KEEP_ALIVE_SECONDS / 2)
-            if not self._finished and time.monotonic() - self._last_sent >= KEEP_ALIVE_SECONDS:
-                await self._write(KEEP_ALIVE)
+    def keep_alive(self) -> None:
+        """From now on send a comment line whenever nothing else was sent for a while: a long prefill, a long queue."""
+        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS / 2, self._keep_alive)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._timer.cancel()
+        if self._comment is not None:
+            self._comment.cancel()
+
+    def _keep_alive(self) -> None:
+        if not self._finished and time.monotonic() - self._last_sent >= KEEP_ALIVE_SECONDS:
+            self._comment = asyncio.ensure_future(self._write(KEEP_ALIVE))
+        self.keep_alive()
 
     async def finish(self, data: bytes) -> None:
         """Send the last bytes and end the response."""

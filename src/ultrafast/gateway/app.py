@@ -38,11 +38,12 @@ class Gateway:
         operator = [] if administration is None else [Mount(_OPERATOR_PATH, administration)]
         self._router = Router(
             [
-                *operator,
+                # Tried in this order: first the one that is in a hurry.
+                Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
                 Route(_OPEN_PATH, self._health, methods=["GET"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models/{name:path}", self._model, methods=["GET"]),
-                Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
+                *operator,
             ],
             redirect_slashes=False,
             default=unknown_route,

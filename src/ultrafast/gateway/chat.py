@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
@@ -16,7 +17,7 @@ from ultrafast.gateway.answers import stream_answer, whole_answer
 from ultrafast.gateway.auth import IDENTITY
 from ultrafast.gateway.boundary import REQUEST_ID
 from ultrafast.gateway.exchange import Exchange
-from ultrafast.gateway.http import while_connected
+from ultrafast.gateway.http import DirectWrite, direct_write, while_connected
 from ultrafast.gateway.json_input import parse_object, read_body
 from ultrafast.gateway.routes import Attempt, Opened
 from ultrafast.gateway.schema import DEFAULT_MAX_TOKENS, parse_chat_request
@@ -27,6 +28,14 @@ logger = logging.getLogger("ultrafast.requests")
 
 _LONG_BODY_BYTES = 8192  # above, parsing and tokenising leave the event loop
 _READERS = 2  # threads for that: however many long requests come, the engine keeps its processors
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """The ways to whoever asked."""
+
+    send: Send
+    write: DirectWrite
 
 
 class ChatCompletions:
@@ -43,15 +52,18 @@ class ChatCompletions:
         body = await read_body(scope, receive)
         self._service.check_open()
         with self._service.in_flight(exchange):
-            await while_connected(receive, self._answer(exchange, body, over_capacity, send))
+            client = _Client(send, direct_write(scope))
+            await while_connected(receive, self._answer(exchange, body, over_capacity, client))
 
-    async def _answer(self, exchange: Exchange, body: bytes, over_capacity: OverCapacity | None, send: Send) -> None:
+    async def _answer(
+        self, exchange: Exchange, body: bytes, over_capacity: OverCapacity | None, client: _Client
+    ) -> None:
         exchange.task = asyncio.current_task()
         try:
             chat, tokens = await self._understand(exchange, body)
             grant = await self._admit(exchange, chat, over_capacity)
             try:
-                await self._run(exchange, chat, grant, tokens, send)
+                await self._run(exchange, chat, grant, tokens, client)
             finally:
                 grant.release(exchange.used_tokens)
         except asyncio.CancelledError:
@@ -102,7 +114,7 @@ class ChatCompletions:
         return grant
 
     async def _run(
-        self, exchange: Exchange, chat: ChatRequest, grant: Grant, tokens: list[int] | None, send: Send
+        self, exchange: Exchange, chat: ChatRequest, grant: Grant, tokens: list[int] | None, client: _Client
     ) -> None:
         call = Call(
             request_id=exchange.request_id,
@@ -115,9 +127,9 @@ class ChatCompletions:
         )
         opening = self._open(exchange, call)
         if chat.stream:
-            await stream_answer(exchange, chat, opening, send)
+            await stream_answer(exchange, chat, opening, client.send, client.write)
         else:
-            await whole_answer(exchange, chat, opening, send)
+            await whole_answer(exchange, chat, opening, client.send)
 
     async def _open(self, exchange: Exchange, call: Call) -> Opened:
         """Have a backend begin to answer; returns with its first event."""

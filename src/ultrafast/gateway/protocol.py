@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Iterator
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from ultrafast.gateway.failures import HttpError, body_of
+from ultrafast.gateway.http import offer_direct_write
 
 MAXIMUM_HEADER_BYTES = 32 << 10
 HEADER_SECONDS = 15.0
@@ -107,6 +109,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._forget_header_timer()
         self._obey_absolute_target()
         super().on_headers_complete()
+        offer_direct_write(cast("Scope", self.scope), partial(_write_now, self.cycle))
 
     def on_message_complete(self) -> None:
         self._in_headers = True
@@ -181,6 +184,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+def _write_now(cycle: RequestResponseCycle, data: bytes) -> bool:
+    """A piece of a response's body, as ``send`` would write it."""
+    if not cycle.response_started or cycle.response_complete or not cycle.chunked_encoding:
+        return False
+    if cycle.disconnected or cycle.flow.write_paused:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True
 
 
 class QuietServer(uvicorn.Server):

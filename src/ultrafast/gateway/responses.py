@@ -173,6 +173,10 @@ class ChunkWriter:
         self._queue_seconds = gateway_queue_seconds
         self._started: set[int] = set()
 
+    def has_begun(self, choice: int) -> bool:
+        """Whether an event of ``choice`` was made already: the first one says more than the others."""
+        return choice in self._started
+
     def event(
         self,
         choice: int,

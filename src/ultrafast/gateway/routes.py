@@ -13,6 +13,7 @@ import msgspec
 from ultrafast.backends.base import (
     Call,
     ChatBackend,
+    DirectStream,
     GenerationEvent,
     GenerationStream,
     ModelDescription,
@@ -55,6 +56,11 @@ class Opened:
     def estimated(self) -> bool:
         """Whether the summary's token counts are estimates."""
         return self._relayed is not None and self._relayed.estimated
+
+    def divert(self, sink: Callable[[GenerationEvent], bool]) -> None:
+        """Offer ``sink`` what comes after the first event, where the backend can; see ``DirectStream``."""
+        if isinstance(self._stream, DirectStream):
+            self._stream.divert(sink)
 
     def __aiter__(self) -> Self:
         return self

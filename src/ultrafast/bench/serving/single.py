@@ -31,8 +31,8 @@ async def stream(stage: Stage) -> Measurements:
     prompt = ChatPrompt.from_file(stage.model_path)
     with Worker.of_engine() as worker:
         worker.load(stage.model_path, threads=stage.threads, context=stage.sizes.context)
-        for index in range(stage.sizes.rounds + 1):
-            stage.progress(f"stream: round {index} of {stage.sizes.rounds}" if index else "stream: warm-up")
+        for index in range(stage.sizes.stream_rounds + 1):
+            stage.progress(f"stream: round {index} of {stage.sizes.stream_rounds}" if index else "stream: warm-up")
             body = stage.prompts.body(_PROMPT_TOKENS, tier=ULTRAFAST, max_tokens=count)
             tokens = prompt.tokens(body["messages"])
             speeds = {}
@@ -53,7 +53,7 @@ def gateway_load(stage: Stage) -> str:
     return (
         f"{stage.sizes.short_samples} short prompts ({_SHORT_TOKENS} tokens of text, instruction and template beside), "
         f"one after another, at {ULTRAFAST}, over a kept connection; added: first text seen by the client, less the "
-        "time_info of the engine"
+        "prompt's time in the engine"
     )
 
 
@@ -66,7 +66,7 @@ async def gateway(stage: Stage) -> Measurements:
         _, times = reply.engine_account()
         if index >= 2:  # the first ones open the connection
             found["ttft_seconds"].append(reply.ttft_seconds)
-            found["added_seconds"].append(reply.ttft_seconds - times.queue_time - times.prompt_time)
+            found["added_seconds"].append(reply.ttft_seconds - times.prompt_time)
     return found
 
 

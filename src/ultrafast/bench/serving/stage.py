@@ -31,11 +31,12 @@ class Sizes:
     rounds: int = 5
     context: int = 2048
     stream_tokens: int = 256
+    stream_rounds: int = 11  # a ratio near 1 on a noisy machine
     crowd: int = 16  # what the engine runs at once, beside the reserved slots
     history_tokens: int = 1000
     short_samples: int = 40
-    blocks: int = 6
-    probes_per_block: int = 25
+    blocks: int = 8
+    probes_per_block: int = 30
     refusals: int = 300
     window_seconds: float = 4.0
     lead_seconds: float = 2.0  # before the span of an overload that counts

@@ -1,0 +1,131 @@
+"""A streamed answer to readers of any speed: what is written at once and what waits come out in one order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.types import Message
+
+from ultrafast.backends.base import ChatRequest, GenerationEvent, SamplingParameters, Summary
+from ultrafast.backends.connection import EngineConnection, LocalStream
+from ultrafast.gateway import answers
+from ultrafast.gateway.answers import stream_answer
+from ultrafast.gateway.exchange import Exchange
+from ultrafast.gateway.records.projects import Identity, Project
+from ultrafast.gateway.responses import KEEP_ALIVE
+from ultrafast.gateway.routes import Opened
+
+SUMMARY = Summary(1, 0, 3, 0.0, 0.0, 0.0, 0.0, 3)
+CHAT = ChatRequest("m", [], SamplingParameters(), 0, 1, None, [], False, True, True, None)
+
+
+class Client:
+    """Takes what is sent while it reads; a buffer of one piece is full at once."""
+
+    def __init__(self) -> None:
+        self.body = b""
+        self.direct_writes = 0
+        self._reads = asyncio.Event()
+        self._reads.set()
+
+    def read(self, *, on: bool) -> None:
+        (self._reads.set if on else self._reads.clear)()
+
+    async def send(self, message: Message) -> None:
+        await self._reads.wait()
+        self.body += message.get("body", b"")
+
+    def write(self, data: bytes) -> bool:
+        if not self._reads.is_set():
+            return False
+        self.body += data
+        self.direct_writes += 1
+        return True
+
+    def texts(self) -> list[str]:
+        events = [line.removeprefix("data: ") for line in self.body.decode().split("\n\n") if line.startswith("data")]
+        assert events.pop() == "[DONE]"
+        choices = [choice for event in events for choice in json.loads(event)["choices"]]
+        return [text for choice in choices if (text := choice["delta"].get("content"))]
+
+
+def make_exchange() -> Exchange:
+    project = Project("proj-1", "one", 0, "default", in_preview=True)
+    return Exchange("req_1", Identity(project, "key-1"), time.perf_counter(), model="m")
+
+
+async def answer(client: Client, stream: LocalStream, exchange: Exchange) -> None:
+    async def opening() -> Opened:
+        first = await anext(stream)
+        return Opened(stream, first, backend="local", tier="default", attempts=[])
+
+    await stream_answer(exchange, CHAT, opening(), client.send, client.write)
+
+
+def token(index: int) -> GenerationEvent:
+    return GenerationEvent(0, [index], f"{index} ", None)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), min_size=1, max_size=20))
+def test_nothing_is_lost_doubled_or_overtaken(story: list[tuple[bool, int]]) -> None:
+    """Each event: whether the client reads when it comes, and how often the tasks run before the next."""
+
+    async def play() -> tuple[Client, Exchange]:
+        client, exchange = Client(), make_exchange()
+        stream = LocalStream(EngineConnection(lambda stage: None), "req_1", "default")
+        answering = asyncio.create_task(answer(client, stream, exchange))
+        for index, (reads, turns) in enumerate(story):
+            client.read(on=reads)
+            stream.push(token(index))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        client.read(on=True)
+        stream.push(GenerationEvent(0, [len(story)], "", None, "stop", SUMMARY))
+        await answering
+        return client, exchange
+
+    client, exchange = asyncio.run(play())
+    assert client.texts() == [f"{index} " for index in range(len(story))]
+    assert exchange.produced == len(story) + 1
+
+
+def test_a_reader_who_keeps_up_costs_no_task() -> None:
+    async def play() -> Client:
+        client = Client()
+        stream = LocalStream(EngineConnection(lambda stage: None), "req_1", "default")
+        answering = asyncio.create_task(answer(client, stream, make_exchange()))
+        for index in range(10):
+            stream.push(token(index))
+            await asyncio.sleep(0.001)
+        stream.push(GenerationEvent(0, [10], "", None, "stop", SUMMARY))
+        await answering
+        return client
+
+    assert asyncio.run(play()).direct_writes == 9, "all but the first, with which the response begins"
+
+
+def test_a_silent_answer_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "KEEP_ALIVE_SECONDS", 0.05)
+
+    async def play() -> Client:
+        client = Client()
+        stream = LocalStream(EngineConnection(lambda stage: None), "req_1", "default")
+        answering = asyncio.create_task(answer(client, stream, make_exchange()))
+        await asyncio.sleep(0.4)
+        stream.push(token(0))
+        stream.push(GenerationEvent(0, [1], "", None, "stop", SUMMARY))
+        await answering
+        comments = client.body.count(KEEP_ALIVE)
+        await asyncio.sleep(0.2)
+        assert client.body.count(KEEP_ALIVE) == comments, "a comment after the end"
+        return client
+
+    client = asyncio.run(play())
+    assert client.body.count(KEEP_ALIVE) >= 2
+    assert client.texts() == ["0 "]
