@@ -276,7 +276,9 @@ def test_a_reload_changes_what_may_change_and_drops_no_stream(server: TieredServ
         before = len(server.lines)
         server.file.write_text(CONFIGURATION.replace("slots = 1", "slots = 0", 1), encoding="utf-8")
         server.process.send_signal(signal.SIGHUP)
-        assert server.wait_for("The configuration was reloaded", 10, after=before)
+        line = server.wait_for("The configuration was reloaded", 10, after=before)
+        assert line is not None
+        assert line.endswith("takes effect at the next start: the places that local keeps free for ultrafast")
         assert post(server, service_tier="ultrafast").json()["service_tier"] == "default"
         before = len(server.lines)
         server.file.write_text("[tiers.ultrafast]\nslots = -1\n", encoding="utf-8")
@@ -287,7 +289,7 @@ def test_a_reload_changes_what_may_change_and_drops_no_stream(server: TieredServ
         before = len(server.lines)
         server.file.write_text(CONFIGURATION, encoding="utf-8")
         server.process.send_signal(signal.SIGHUP)
-        assert server.wait_for("The configuration was reloaded", 10, after=before)
+        assert server.wait_for("The configuration was reloaded$", 10, after=before)
         assert post(server, service_tier="ultrafast").json()["service_tier"] == "ultrafast"
         count = len(running.lines)
         time.sleep(0.5)

@@ -27,7 +27,7 @@ class EngineChat:
         self._backend = backend
         self._location = location
         self._template_file = template_file
-        self._reserved_slots = reserved_slots  # of the engine's sequences, for the tier ``ultrafast``
+        self.reserved_slots = reserved_slots  # of the engine's sequences, for the tier ``ultrafast``
         self._prompt: ChatPrompt | None = None
 
     @property
@@ -49,7 +49,7 @@ class EngineChat:
     def unreserved_sequences(self) -> int | None:
         """How many sequences of any tier run at once; None until the model is loaded."""
         description = self.description
-        return None if description is None else description.max_sequences - self._reserved_slots
+        return None if description is None else description.max_sequences - self.reserved_slots
 
     @property
     def prompt(self) -> ChatPrompt:

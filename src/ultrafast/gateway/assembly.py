@@ -53,6 +53,12 @@ def reserved_slots(configuration: Configuration, engine: str) -> int:
     return min(configuration.tiers[ULTRAFAST].slots or 0, MAXIMUM_RESERVED_SLOTS)
 
 
+def changed_reservations(configuration: Configuration, engines: Mapping[str, EngineChat]) -> list[str]:
+    """What running engines go on to reserve otherwise than ``configuration`` has it, for people."""
+    changed = [name for name, engine in engines.items() if engine.reserved_slots != reserved_slots(configuration, name)]
+    return [f"the places that {name} keeps free for {ULTRAFAST}" for name in changed]
+
+
 def build_upstreams(
     configuration: Configuration, environment: Mapping[str, str], kept: Mapping[str, ChatBackend] | None = None
 ) -> dict[str, UpstreamBackend]:

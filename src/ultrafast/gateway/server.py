@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -21,7 +22,7 @@ from ultrafast.errors import ConfigurationError, UltrafastError
 from ultrafast.gateway.admin import AdminApplication
 from ultrafast.gateway.admin_socket import serving_admin
 from ultrafast.gateway.app import Gateway
-from ultrafast.gateway.assembly import build_engines, build_routes, build_upstreams
+from ultrafast.gateway.assembly import build_engines, build_routes, build_upstreams, changed_reservations
 from ultrafast.gateway.auth import KEY_VARIABLE, ApiKey, obtain_key
 from ultrafast.gateway.catalogue import check_alias
 from ultrafast.gateway.configuration import Configuration
@@ -179,6 +180,9 @@ class _Run:
     async def _open(self) -> None:
         for engine in self._engines.values():
             await engine.start()
+        # Vocabularies, templates and code live as long as the server: the collector need not walk through them again.
+        gc.collect()
+        gc.freeze()
         self._service.begin()
 
     async def _stop_backends(self) -> None:
@@ -217,6 +221,7 @@ class _Run:
         try:
             wanted = self._options.configuration()
             fixed = changes_needing_restart(service.configuration, wanted)
+            fixed += changed_reservations(wanted, self._engines)
             configuration = reloaded(service.configuration, wanted, os.environ)
             upstreams = build_upstreams(configuration, os.environ, self._upstreams)
             routes = build_routes(configuration, self._engines, upstreams)
