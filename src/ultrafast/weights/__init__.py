@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ultrafast.weights.folders import model_path
 from ultrafast.weights.gguf import open_gguf
 from ultrafast.weights.huggingface import CONFIGURATION_NAME, LORA, open_directory
 from ultrafast.weights.source import Complaints, ModelSource
@@ -12,12 +13,13 @@ __all__ = ["ModelSource", "open_model"]
 
 
 def open_model(path: str | Path, *, any_type: bool = False) -> ModelSource:
-    """Open the model at ``path``: a GGUF file, any part of a split one, or a Hugging Face directory.
+    """Open the model at ``path``: a GGUF file, any part of a split one, a Hugging Face directory, or a folder
+    that stands for one of them.
 
     Raises the ``ModelError`` kinds, each with one line that says what the path is and what to do. With ``any_type``,
     what this version cannot run is opened too: it is how a model is inspected.
     """
-    path = Path(path)
+    path = model_path(Path(path))
     try:
         is_directory, is_file = path.is_dir(), path.is_file()
     except (OSError, ValueError):  # a path that cannot be: the reader says so
