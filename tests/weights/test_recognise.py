@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -16,8 +17,9 @@ import pytest
 
 from tests.weights.gguf_bytes import F32, STRING, UINT32, array, entry, gguf, scalar, sound, string, tensor
 from tests.weights.safetensors_bytes import write_directory
-from ultrafast.errors import ModelError
+from ultrafast.errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from ultrafast.weights import open_model
+from ultrafast.weights.store import resolve_model
 
 
 def zipped(name: str) -> bytes:
@@ -170,6 +172,27 @@ def test_things_that_are_no_files(tmp_path: Path) -> None:
     for text in ("x" * 10_000, "a\0b"):
         with pytest.raises(ModelError):
             open_model(text)
+
+
+def test_a_broken_link_is_called_that(tmp_path: Path) -> None:
+    link, loop = tmp_path / "broken.gguf", tmp_path / "loop"
+    link.symlink_to("nowhere\x1b")
+    loop.symlink_to("loop")
+    for path in (link, loop):
+        for look in (open_model, lambda path: resolve_model(str(path))):
+            with pytest.raises(ModelNotFoundError, match=r"a link to something that is missing \((nowhere\?|loop)\)$"):
+                look(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00002-of-00003.safetensors"])
+def test_weights_beside_their_description_name_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write_directory(tmp_path, sharded="-of-" in name)
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, Path(name)):
+        with pytest.raises(UnsupportedModelError, match=f"name the folder, {re.escape(str(tmp_path))}$"):
+            open_model(path)
 
 
 def test_a_merged_model_beside_its_adapter_is_a_model(tmp_path: Path) -> None:

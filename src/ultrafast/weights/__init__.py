@@ -7,7 +7,7 @@ from pathlib import Path
 from ultrafast.weights.folders import model_path
 from ultrafast.weights.gguf import open_gguf
 from ultrafast.weights.huggingface import CONFIGURATION_NAME, LORA, open_directory
-from ultrafast.weights.source import Complaints, ModelSource
+from ultrafast.weights.source import Complaints, ModelSource, shown
 
 __all__ = ["ModelSource", "open_model"]
 
@@ -27,6 +27,8 @@ def open_model(path: str | Path, *, any_type: bool = False) -> ModelSource:
     if is_directory:
         return open_directory(path, any_type=any_type)
     if is_file and path.suffix == ".safetensors":
-        elsewhere = f"weights without their description: name the folder in which they and {CONFIGURATION_NAME} lie"
-        Complaints(path).unsupported(LORA if path.name.startswith("adapter_") else elsewhere)
+        whole = f"weights without their description: name the folder in which they and {CONFIGURATION_NAME} lie"
+        if ((folder := path.absolute().parent) / CONFIGURATION_NAME).is_file():
+            whole = f"weights without their description, which lies beside them: name the folder, {shown(folder)}"
+        Complaints(path).unsupported(LORA if path.name.startswith("adapter_") else whole)
     return open_gguf(path, any_type=any_type)

@@ -35,9 +35,9 @@ from ultrafast.weights.cache import (
     locked,
     models_directory,
 )
-from ultrafast.weights.folders import model_path
+from ultrafast.weights.folders import model_name, model_path
 from ultrafast.weights.huggingface import weights_bytes
-from ultrafast.weights.source import shown
+from ultrafast.weights.source import broken_link, shown
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -184,9 +184,11 @@ def resolve_model(
     if is_file:
         return ModelLocation(path.stem, path.absolute(), path.stat().st_size)
     if is_directory and wanted:
-        return ModelLocation(path.absolute().name, path.absolute(), weights_bytes(path))
+        return ModelLocation(model_name(path.absolute()), path.absolute(), weights_bytes(path))
     if exists and wanted:
         raise ModelNotFoundError(f"{shown(path)}: a device; name a .gguf file or a model's folder")
+    if wanted and (link := broken_link(path)):
+        raise ModelNotFoundError(f"{shown(path)}: {link}")
     raise _unknown(wanted, path)
 
 
