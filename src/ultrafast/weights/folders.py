@@ -25,8 +25,8 @@ def model_path(path: Path) -> Path:
     """The file or folder to open for ``path``.
 
     A repository's folder in the Hugging Face hub's own cache stands for its snapshot, a folder with one GGUF model and
-    no other for that file. Raises ``ModelNotFoundError`` for a folder that cannot be read, ``UnsupportedModelError`` for
-    a repository of several snapshots of which none is the main one.
+    no other for that file. Raises ``ModelNotFoundError`` for a folder that cannot be read, ``UnsupportedModelError``
+    for a repository of several snapshots of which none is the main one.
     """
     if not _is_directory(path):
         return path
