@@ -111,6 +111,29 @@ def test_a_prompt_without_quotes_is_told_to_have_them(ultrafast: Ultrafast) -> N
     assert done.returncode == 2
 
 
+def test_a_model_where_none_is_taken_is_told_where_to_go(ultrafast: Ultrafast, tmp_path: Path) -> None:
+    file, folder = tmp_path / "my model.gguf", tmp_path / "folder"
+    folder.mkdir()
+    for path in (file, folder / "config.json"):
+        path.write_bytes(b"")
+    for named, shown in ((file, f"'{file}'"), (folder, str(folder))):
+        for words in ((), ("tell", "me")):
+            done = ultrafast("run", str(named), *words)
+            assert_one_error_line(done.stderr)
+            assert done.stderr.endswith(f"as in: ultrafast run --model {shown} PROMPT\n")
+            assert (done.returncode, done.stdout) == (2, "")
+        for verb in ("serve", "chat"):
+            done = ultrafast(verb, str(named))
+            assert_one_error_line(done.stderr)
+            assert done.stderr.endswith(f"a model is named by --model, as in: ultrafast {verb} --model {shown}\n")
+            assert done.returncode == 2
+    assert ultrafast("chat", "hello").stderr.endswith("as in: ultrafast chat --model NAME|PATH\n")
+    assert "--model" not in ultrafast("models", "list", str(file)).stderr
+    # Another model is named: then this is a prompt.
+    done = ultrafast("run", str(file), "--model", "no-such-model")
+    assert done.stderr.startswith("error: no model of that name")
+
+
 @pytest.mark.parametrize("prompt", ["-5 plus 3?", "- hello", "--hello there"])
 def test_a_prompt_that_looks_like_an_option_is_told_where_to_go(ultrafast: Ultrafast, prompt: str) -> None:
     done = ultrafast("run", prompt)

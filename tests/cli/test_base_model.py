@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.cli.conftest import Ultrafast
+from tests.cli.test_serve import serving
 from tests.gateway.running_server import KEY, RunningServer
 from ultrafast.tokens.tokenizer import Tokenizer
 from ultrafast.weights.gguf import GgufFile
@@ -72,6 +73,14 @@ def test_what_needs_a_template_says_so_in_one_line(
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_server_says_at_its_start_that_it_will_refuse(base_model: Path, template: Path) -> None:
+    line = "Warning: base has no chat template, so chat requests to it are refused; give one with --chat-template FILE"
+    with serving("--model", str(base_model), "--no-auth") as server:
+        assert line in server.lines
+    with serving("--model", str(base_model), "--no-auth", "--chat-template", str(template)) as server:
+        assert "Warning" not in "\n".join(server.lines)
 
 
 def test_the_chat_endpoint_refuses(base_model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,6 @@ def test_inspect_works_on_what_cannot_be_loaded(ultrafast: Ultrafast, tmp_path: 
     path = tmp_path / "odd.gguf"
     entries = [
         entry("general.architecture", STRING, string("mamba")),
-        entry("general.type", STRING, string("adapter")),
         entry("mamba.expert_count", UINT32, scalar(UINT32, 4)),
         entry("mamba.expert_used_count", UINT32, scalar(UINT32, 1)),
     ]
@@ -86,9 +86,15 @@ def test_inspect_works_on_what_cannot_be_loaded(ultrafast: Ultrafast, tmp_path: 
     record = json.loads(done.stdout)
     assert record["architecture"] == "mamba"
     assert record["bytes_per_token"] == 64 / 4 + 114
-    assert any("LoRA adapter" in reason for reason in record["unsupported"])
-    assert "tensor type Q8_K" in record["unsupported"]
-    assert any("mamba" in reason for reason in record["unsupported"])
+    kind, architecture, tokenizer = record["unsupported"]
+    assert kind == "tensor type Q8_K"
+    assert architecture.startswith("architecture 'mamba' is not supported")
+    assert tokenizer == "metadata tokenizer.ggml.model is missing"
+    # A verb that would load it says as much.
+    for arguments in (("run", "hi", "--model", str(path)), ("serve", "--port", "0", "--no-auth", "--model", str(path))):
+        done = ultrafast(*arguments)
+        assert done.returncode == 1
+        assert done.stderr == f"error: {path}: {kind}; also: {architecture}; also: {tokenizer}\n"
 
 
 def test_inspect_of_a_directory(ultrafast: Ultrafast, tmp_path: Path) -> None:
@@ -124,9 +130,39 @@ def test_inspect_of_a_folder_of_unknown_files(ultrafast: Ultrafast, tmp_path: Pa
         if "error" in record:
             assert str(path) in line
     done = ultrafast("models", "inspect", *map(str, paths))
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(paths)
+    for path, line in zip(paths, lines, strict=True):
+        assert re.fullmatch(rf"unsupported  {re.escape(str(path))}: \S.+", line)
+        assert line.count(str(path)) == 1
+
+
+def test_inspect_of_several_is_one_line_each(ultrafast: Ultrafast, tmp_path: Path) -> None:
+    model = resolve_model().path
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / ".hidden").write_text("hello")
+    (tmp_path / "model.gguf").symlink_to(model)
+    (tmp_path / "other.gguf").symlink_to(model)
+    facts = "llama, 134.5 million parameters, Q4_1, 98.4 MB"
+    good = [f"supported    {tmp_path / name}: {facts}" for name in ("model.gguf", "other.gguf")]
+    bad = f"unsupported  {tmp_path / 'notes.txt'}: a text file, not a model: name a .gguf file"
+    done = ultrafast("models", "inspect", str(tmp_path))
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (1, [good[0], bad, good[1]], "")
+    done = ultrafast("models", "inspect", str(tmp_path / "model.gguf"), "smollm2-135m")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [good[0], f"supported    smollm2-135m: {facts}"]
+    done = ultrafast("models", "inspect", "gpt-99", "smollm2-135m")
     assert done.returncode == 1
-    assert len(done.stderr.splitlines()) == sum("error" in record for record in records)
-    assert all(line.startswith("error: ") for line in done.stderr.splitlines())
+    assert done.stdout.startswith("unsupported  gpt-99: no model of that name")
+
+
+def test_inspect_says_the_verdict_first(ultrafast: Ultrafast, tmp_path: Path) -> None:
+    done = ultrafast("models", "inspect", "smollm2-135m")
+    assert done.stdout.startswith("supported     all of it\n")
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(gguf([entry("general.architecture", STRING, string("mamba"))]))
+    assert ultrafast("models", "inspect", str(path)).stdout.startswith("unsupported   ")
 
 
 def test_inspect_of_what_is_not_here_fetches_nothing(ultrafast: Ultrafast, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.models.checkpoints import CASES, configuration, weights, write_gguf, write_weights
 from ultrafast.errors import ModelError, ModelFileError, UnsupportedModelError
-from ultrafast.models import load_model
+from ultrafast.models import check_model, load_model
 from ultrafast.models.configuration import Layer, ModelConfiguration, Rotary
 from ultrafast.models.description import describe
 from ultrafast.weights import open_model
@@ -149,6 +149,22 @@ def test_every_tensor_is_needed(tmp_path: Path, case: str) -> None:
         if name == "lm_head.weight" or ".experts." not in name or ".experts.3." in name:
             path = write_weights(tmp_path / name, config, {key: arrays[key] for key in arrays if key != name})
             assert f"tensor {name} is missing" in refusal(path, ModelFileError)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["self_attn.q_proj.bias", "input_layernorm.weight"])
+def test_a_norm_or_bias_that_is_not_finite_is_named(tmp_path: Path, name: str, bad: float) -> None:
+    """A training that failed, or a damaged file: said before the first answer fails."""
+    config = configuration("qwen2")
+    arrays = weights("qwen2", config)
+    name = f"model.layers.1.{name}"
+    arrays[name] = arrays[name].copy()
+    arrays[name][-1] = bad
+    path = write_weights(tmp_path / "model", config, arrays)
+    message = refusal(path, ModelFileError)
+    assert f"tensor {name} holds values that are not finite" in message
+    with open_model(path) as source, pytest.raises(ModelFileError, match="not finite"):
+        check_model(source)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -77,7 +77,11 @@ def test_what_is_here_serves_without_a_hub(hub: Hub, monkeypatch: pytest.MonkeyP
     for name in (NAME, NAME + ":q4_1", f"{NAME}/{FILE}"):
         assert resolve_model(name) == first
     assert len(hub.requests) == count
-    fails("cannot reach 127.0.0.1")
+    assert fails("cannot be reached") == (
+        "the hub (127.0.0.1) cannot be reached: connect to the network and try again; what is in the cache still "
+        "serves: 'ultrafast models list'"
+    )
+    assert resolve_model(NAME) == first
 
 
 def test_a_second_pull_fetches_only_what_changed(hub: Hub) -> None:

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -16,8 +17,9 @@ import pytest
 
 from tests.weights.gguf_bytes import F32, STRING, UINT32, array, entry, gguf, scalar, sound, string, tensor
 from tests.weights.safetensors_bytes import write_directory
-from ultrafast.errors import ModelError
+from ultrafast.errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from ultrafast.weights import open_model
+from ultrafast.weights.store import resolve_model
 
 
 def zipped(name: str) -> bytes:
@@ -131,8 +133,13 @@ def files(directory: Path, *names: str) -> Path:
         (("config.json", "pytorch_model-00001-of-00002.bin"), "pickle only"),
         (("tokenizer.json", "tokenizer_config.json"), "has no weights"),
         (("config.json",), "has no weights"),
-        (("a.gguf", "b.gguf"), "a folder with 2 GGUF files: name one of them"),
-        (("a.gguf",), "a folder with 1 GGUF file: name"),
+        (("a.gguf", "b.gguf"), r"a folder with 2 GGUF files: name one of them: a\.gguf, b\.gguf$"),
+        (
+            tuple(f"{letter}.gguf" for letter in "abcdefghij"),
+            r"10 GGUF files: name one of them: a\.gguf, .*h\.gguf, …$",
+        ),
+        (("mmproj.gguf",), r"a folder with 1 GGUF file: name it: mmproj\.gguf$"),
+        (("a\x1b.gguf", "b.gguf"), r": a\?\.gguf, b\.gguf$"),
         (("model.safetensors",), r"has weights but no config\.json"),
         (("config.json", "consolidated.safetensors"), r"none named model\.safetensors nor an index"),
         (("model.onnx", "config.json"), "ONNX"),
@@ -165,6 +172,27 @@ def test_things_that_are_no_files(tmp_path: Path) -> None:
     for text in ("x" * 10_000, "a\0b"):
         with pytest.raises(ModelError):
             open_model(text)
+
+
+def test_a_broken_link_is_called_that(tmp_path: Path) -> None:
+    link, loop = tmp_path / "broken.gguf", tmp_path / "loop"
+    link.symlink_to("nowhere\x1b")
+    loop.symlink_to("loop")
+    for path in (link, loop):
+        for look in (open_model, lambda path: resolve_model(str(path))):
+            with pytest.raises(ModelNotFoundError, match=r"a link to something that is missing \((nowhere\?|loop)\)$"):
+                look(path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00002-of-00003.safetensors"])
+def test_weights_beside_their_description_name_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    write_directory(tmp_path, sharded="-of-" in name)
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, Path(name)):
+        with pytest.raises(UnsupportedModelError, match=f"name the folder, {re.escape(str(tmp_path))}$"):
+            open_model(path)
 
 
 def test_a_merged_model_beside_its_adapter_is_a_model(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ultrafast.errors import RequestError
+from ultrafast.errors import RequestError, UnsupportedModelError
+from ultrafast.models.support import in_full
 from ultrafast.models.text import read_template, read_tokenizer
 from ultrafast.tokens.chat_template import ChatTemplate
 from ultrafast.tokens.tokenizer import Tokenizer
@@ -23,11 +24,15 @@ class ChatPrompt:
     def from_file(cls, path: Path, template_file: Path | None = None) -> ChatPrompt:
         """Read both from a model, or the template from a file of its own.
 
-        Raises ``ModelFileError``, ``UnsupportedModelError`` or, for the template's file, ``ConfigurationError``.
+        Raises ``ModelFileError``, ``UnsupportedModelError`` with all that speaks against the model or, for the
+        template's file, ``ConfigurationError``.
         """
-        with open_model(path) as source:
-            tokenizer = read_tokenizer(source)
-            return cls(read_template(source, tokenizer, template_file), tokenizer)
+        try:
+            with open_model(path) as source:
+                tokenizer = read_tokenizer(source)
+                return cls(read_template(source, tokenizer, template_file), tokenizer)
+        except UnsupportedModelError as error:
+            raise in_full(error, path, template_file) from None
 
     @property
     def can_chat(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,7 +13,21 @@ from typing import Annotated
 
 import typer
 
-from ultrafast.cli import bench, capacity, chat, doctor, keys, models, output, preview, projects, run, serve, usage
+from ultrafast.cli import (
+    bench,
+    capacity,
+    chat,
+    doctor,
+    keys,
+    models,
+    options,
+    output,
+    preview,
+    projects,
+    run,
+    serve,
+    usage,
+)
 from ultrafast.errors import UltrafastError
 
 __all__ = ["app", "execute"]
@@ -76,11 +91,17 @@ def execute(arguments: Sequence[str] | None = None) -> int:
 
 
 def _hint(error: typer.TyperException) -> str:
-    """What helps where `run` took a prompt for an option; typer does not export the class of that error."""
+    """What helps with a common slip; typer does not export the classes of these errors."""
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
-    if option is None or context is None or context.command.name != "run" or re.fullmatch(r"--[a-z-]+", option):
-        return ""
-    return '; a prompt that begins with - goes in quotes after --, as in: ultrafast run -- "-1 + 3?"'
+    verb = None if context is None else context.command.name
+    if verb == "run" and option is not None and not re.fullmatch(r"--[a-z-]+", option):
+        return '; a prompt that begins with - goes in quotes after --, as in: ultrafast run -- "-1 + 3?"'
+    extra = re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", error.format_message(), re.DOTALL)
+    if verb in ("serve", "chat") and extra:
+        given = extra[1], extra[1].partition(" ")[0]
+        model = next((shlex.quote(path) for path in given if options.is_model_path(path)), "NAME|PATH")
+        return f"; a model is named by --model, as in: ultrafast {verb} --model {model}"
+    return ""
 
 
 def _invoke(arguments: Sequence[str] | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,8 +14,8 @@ from ultrafast.cli import options, output
 from ultrafast.errors import ConfigurationError, ModelError
 
 if TYPE_CHECKING:
+    from ultrafast.weights.cache import ModelLocation
     from ultrafast.weights.inspection import Inspection
-    from ultrafast.weights.source import ModelSource
 
 __all__ = ["app"]
 
@@ -59,69 +60,90 @@ def inspect(
     models: Annotated[list[str], typer.Argument(metavar="MODEL", help="A name, a .gguf file or a folder; or several.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each model, one a line.")] = False,
 ) -> None:
-    """Show architecture, parameters, tensor types and sizes of a model, and what this version does not support of it.
+    """Show whether a model runs here, its architecture, parameters, tensor types and sizes.
 
     The model is not loaded, so it may be one that cannot be run: then the exit code is 1. A file that is no model is
-    named for what it is.
+    named for what it is. Of several, and of a folder of files, each gets one line.
     """
-    failed = False
-    for model in models:
-        try:
-            failed |= not _inspect_one(options.text_of_argument(model), as_json)
-        except ModelError as error:
-            if len(models) == 1 and not as_json:
-                raise
-            failed = True
-            if as_json:
-                output.write(json.dumps({"model": model, "error": output.one_line(str(error))}) + "\n")
-            else:
-                output.error(str(error))
-    if failed:
+    from ultrafast.weights.folders import collected_files
+
+    wanted = [options.text_of_argument(model) for model in models]
+    if len(wanted) == 1:
+        wanted = collected_files(wanted[0]) or wanted
+    show = _show_json if as_json else _show_line if len(wanted) > 1 else _show_table
+    verdicts = [show(model) for model in wanted]
+    if not all(verdicts):
         raise typer.Exit(1)
 
 
-def _inspect_one(model: str, as_json: bool) -> bool:
-    """Print what there is to know; whether this version runs it."""
+def _look_into(model: str) -> tuple[ModelLocation, Inspection, list[str]]:
+    """Where the model is, what there is to know, and what speaks against running it. Raises ``ModelError``."""
+    from ultrafast.models.support import reasons_against
     from ultrafast.weights import open_model
     from ultrafast.weights.inspection import inspect_source
     from ultrafast.weights.store import resolve_model
 
     location = resolve_model(model, fetch=False)
     with open_model(location.path, any_type=True) as source:
-        facts = inspect_source(source)
-        unsupported = [*facts.unsupported, *_unsupported_parts(source)]
-    if as_json:
-        record = asdict(facts) | {"unsupported": unsupported, "types": [asdict(share) for share in facts.types]}
-        record["files"] = [{"name": name, "byte_count": size} for name, size in facts.files]
-        output.write(json.dumps({"model": location.name, "path": str(location.path), **record}) + "\n")
-    else:
-        output.write(_table(location.name, facts, unsupported))
+        return location, inspect_source(source), reasons_against(source)
+
+
+def _show_table(model: str) -> bool:
+    """All about one model; whether this version runs it. Raises ``ModelError`` for what is none."""
+    location, facts, unsupported = _look_into(model)
+    output.write(_table(location.name, facts, unsupported))
     return not unsupported
 
 
-def _unsupported_parts(source: ModelSource) -> list[str]:
-    """What the layers above the files say against a model: its architecture, tokenizer and template."""
-    from ultrafast.models import check_model
-    from ultrafast.models.text import read_template, read_tokenizer
+def _show_json(model: str) -> bool:
+    """The same as one JSON object."""
+    try:
+        location, facts, unsupported = _look_into(model)
+    except ModelError as error:
+        output.write(json.dumps({"model": model, "error": output.one_line(str(error))}) + "\n")
+        return False
+    record = asdict(facts) | {"unsupported": unsupported, "types": [asdict(share) for share in facts.types]}
+    record["files"] = [{"name": name, "byte_count": size} for name, size in facts.files]
+    output.write(json.dumps({"model": location.name, "path": str(location.path), **record}) + "\n")
+    return not unsupported
 
-    reasons = []
+
+def _show_line(model: str) -> bool:
+    """The verdict and the least that tells one model from another."""
+    from ultrafast.weights.source import shown
+
     try:
-        check_model(source)
+        _, facts, unsupported = _look_into(model)
     except ModelError as error:
-        reasons.append(str(error).removeprefix(f"{source.path.name}: "))
-    try:
-        read_template(source, read_tokenizer(source))
-    except ModelError as error:
-        if str(error) not in reasons:
-            reasons.append(str(error))
-    return reasons
+        unsupported = [_without_path(str(error), model)]
+    if unsupported:
+        line = f"unsupported  {shown(model)}: {'; also: '.join(unsupported)}"
+    else:
+        size = megabytes(sum(size for _, size in facts.files))
+        line = (
+            f"supported    {shown(model)}: {facts.architecture}, {_millions(facts)} parameters, "
+            f"{facts.types[0].name}, {size}"
+        )
+    output.write(line + "\n")
+    return not unsupported
+
+
+def _without_path(reason: str, model: str) -> str:
+    """A reason without the path at its beginning, where the line has it already."""
+    from ultrafast.weights.source import shown
+
+    for path in (shown(Path(model).absolute()), shown(model)):
+        if reason.startswith((f"{path}:", f"{path}/")):
+            return reason[len(path) :].lstrip(":/ ")
+    return reason
 
 
 def _table(name: str, facts: Inspection, unsupported: list[str]) -> str:
     rows = [
+        *([("unsupported", reason) for reason in unsupported] or [("supported", "all of it")]),
         ("model", f"{name}  ({facts.format})"),
         ("architecture", facts.architecture or "not told"),
-        ("parameters", f"{facts.parameters / 1e6:,.1f} million"),
+        ("parameters", _millions(facts)),
         ("context", f"{facts.context:,} tokens" if facts.context else "not told"),
         ("tensors", str(facts.tensors)),
         *(("", f"{share.name:<8}{share.tensors:>6}{megabytes(share.byte_count):>14}") for share in facts.types),
@@ -130,8 +152,11 @@ def _table(name: str, facts: Inspection, unsupported: list[str]) -> str:
         ("tokenizer", facts.tokenizer or "none"),
         ("template", "yes" if facts.chat_template else "none: a base model, for text to be continued"),
     ]
-    rows += [("unsupported", reason) for reason in unsupported] or [("supported", "all of it")]
     return "".join(f"{label:<14}{output.one_line(value) if label else value}\n" for label, value in rows)
+
+
+def _millions(facts: Inspection) -> str:
+    return f"{facts.parameters / 1e6:,.1f} million"
 
 
 @app.command("remove", short_help="Delete a model's files from the cache.")

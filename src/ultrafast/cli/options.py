@@ -34,6 +34,7 @@ __all__ = [
     "TopP",
     "draw_seed",
     "forced_instruction_set",
+    "is_model_path",
     "lines_of_standard_input",
     "read_standard_input",
     "text_of_argument",
@@ -47,6 +48,7 @@ DEFAULT_MAXIMUM_TOKENS = 1024
 MAXIMUM_THREADS = 256
 MAXIMUM_TOKENS = 10_000_000
 MAXIMUM_PROMPT_BYTES = 16_000_000
+_MODEL_SUFFIXES = (".gguf", ".safetensors")
 
 
 def whole_number(minimum: int, maximum: int, maximum_text: str | None = None) -> Callable[[str | int], int]:
@@ -186,6 +188,15 @@ def draw_seed() -> int:
 def forced_instruction_set() -> str | None:
     """The instruction set of ``ULTRAFAST_INSTRUCTION_SET``, or None; the engine refuses one the CPU lacks."""
     return os.environ.get("ULTRAFAST_INSTRUCTION_SET") or None
+
+
+def is_model_path(argument: str) -> bool:
+    """Whether a word of the command line is the path of something that would be named as a model."""
+    path = Path(argument)
+    try:
+        return (path.suffix.lower() in _MODEL_SUFFIXES and path.is_file()) or (path / "config.json").is_file()
+    except (OSError, ValueError):  # no path at all
+        return False
 
 
 def text_of_argument(argument: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,11 @@ def run(
     The answer is streamed to standard output; then one line on standard error tells tokens, time to first token,
     tokens per second, and what cut the answer where something did.
     """
+    if model is None and options.is_model_path(prompt):
+        raise ConfigurationError(
+            "the prompt is the path of a model, which is named by --model, as in: "
+            f"ultrafast run --model {shlex.quote(options.text_of_argument(prompt))} PROMPT"
+        )
     if arguments.args:
         raise ConfigurationError('the prompt is several words: put it in quotes, as in: ultrafast run "tell me a joke"')
     question = options.read_standard_input() if prompt == "-" else options.text_of_argument(prompt)

@@ -247,6 +247,11 @@ class _Run:
             )
             for line in model.quantisation:
                 self._print(f"Weights: {line}")
+            if not engine.prompt.can_chat:
+                self._print(
+                    f"Warning: {model.name} has no chat template, so chat requests to it are refused; "
+                    "give one with --chat-template FILE"
+                )
         routes = self._service.routes
         for alias in self._service.configuration.aliases:
             model_name = routes.model_of(alias)

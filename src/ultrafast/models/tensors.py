@@ -72,8 +72,18 @@ class TensorSource:
         )
 
     def vector(self, name: str, length: int, *, layer: int | None = None, kind: str = "weight") -> Float32Array:
-        """A small float tensor as float32; ``kind`` is weight or bias."""
-        return float_values(self._take(self._name(name, kind, layer), (length,)), self._source)
+        """A small float tensor as float32, all finite; ``kind`` is weight or bias.
+
+        A failed training leaves its mark here too. A matrix may have such rows: they fail what reads them only.
+        """
+        tensor = self._take(self._name(name, kind, layer), (length,))
+        values = float_values(tensor, self._source)
+        if not np.isfinite(values).all():
+            raise ModelFileError(
+                f"{shown(self._source.path)}: tensor {tensor.name} holds values that are not finite: a damaged file, "
+                "or a model whose training failed"
+            )
+        return values
 
     def norm(self, name: str, length: int, *, layer: int | None = None) -> Float32Array:
         """The factors of a norm."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from ultrafast import _native
 from ultrafast.errors import ModelNotFoundError, UnsupportedModelError
-from ultrafast.weights.gguf import PART_NAME, TENSOR_TYPES
+from ultrafast.weights.gguf import PART_NAME, TENSOR_TYPES, gguf_models
 from ultrafast.weights.huggingface import CONFIGURATION_NAME, other_directory
 from ultrafast.weights.safetensors import INDEX_NAME, WEIGHTS_NAME
 
@@ -41,7 +41,6 @@ _LABEL: Final = re.compile(
     r"(?:^|[-._/])([IT]?Q[1-8]_(?:[01]|K(?:_[SML]|_XL)?|XXS|XS|NL|[SM])|(?:MX|NV)FP4|BF16|FP?16|FP?32)(?=[-._/]|$)",
     re.IGNORECASE,
 )
-_NO_MODEL: Final = re.compile(r"(?:^|[-._/])(?:mmproj|imatrix|lora|adapter)", re.IGNORECASE)
 _SHARD: Final = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 # Besides the weights, what a model directory is read for: architecture, tokenizer, template, terms.
 _COMPANIONS: Final = (
@@ -80,14 +79,9 @@ def candidates(sizes: Mapping[str, int]) -> list[Candidate]:
     """The models among a repository's files, given with their sizes; a split model whose parts are not all there is
     none.
     """
-    groups: dict[str, list[str]] = {}
-    for name in sizes:
-        if name.lower().endswith(".gguf") and not _NO_MODEL.search(name):
-            part = PART_NAME.fullmatch(name)
-            groups.setdefault(f"{part['stem']} {part['count']}" if part else name, []).append(name)
     found = []
-    for _, names in sorted(groups.items()):
-        ordered = sorted(names, reverse=True)  # the first part last
+    for names in gguf_models(sizes):
+        ordered = names[::-1]  # the first part last
         part = PART_NAME.fullmatch(ordered[-1])
         if part is None or (int(part["number"]) == 1 and int(part["count"]) == len(ordered)):
             found.append(Candidate(label_of(ordered[-1]), tuple(ordered), sum(sizes[name] for name in names)))

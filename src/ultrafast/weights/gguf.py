@@ -112,6 +112,23 @@ _UINT64: Final = struct.Struct("<Q")
 
 _CUT: Final = ": was its download cut? Fetch it again"
 PART_NAME: Final = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+# An image encoder, an adapter, an importance matrix: what lies beside a model and is none.
+_NO_MODEL: Final = re.compile(r"(?:^|[-._/])(?:mmproj|imatrix|lora|adapter)", re.IGNORECASE)
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a file's name says that it is a GGUF file."""
+    return name.lower().endswith(".gguf")
+
+
+def gguf_models(names: Iterable[str]) -> list[list[str]]:
+    """The models among GGUF files, by their names alone: for each its file, or its parts in order."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if is_gguf(name) and not _NO_MODEL.search(name):
+            part = PART_NAME.fullmatch(name)
+            groups.setdefault(f"{part['stem']} {part['count']}" if part else name, []).append(name)
+    return [group for _, group in sorted(groups.items())]
 
 
 class GgufFile(ModelSource):

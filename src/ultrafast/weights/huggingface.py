@@ -8,11 +8,14 @@ from typing import Any, Final
 import numpy as np
 
 from ultrafast.errors import ModelNotFoundError
+from ultrafast.weights.gguf import gguf_models, is_gguf
 from ultrafast.weights.json_text import read_object
 from ultrafast.weights.safetensors import INDEX_NAME, WEIGHTS_NAME, inner_file, open_indexed, open_safetensors
 from ultrafast.weights.source import Complaints, ModelSource, shown
 
 CONFIGURATION_NAME: Final = "config.json"
+
+ADAPTER_NAME: Final = "adapter_config.json"
 
 LORA: Final = "a LoRA adapter, not a model: merge it into its base model, and name the merged model"
 
@@ -21,6 +24,7 @@ _METHODS: Final = frozenset(
     ("gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4", "hqq", "aqlm", "quanto", "torchao")
 )
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_NAMED_FILES: Final = 8  # in one line
 _LISTED_ENTRIES: Final = 10_000  # of a directory; what lies beyond is not looked at
 
 
@@ -62,7 +66,7 @@ def open_directory(path: str | Path, *, any_type: bool = False) -> HuggingFaceDi
     """
     directory = Path(path)
     complaints = Complaints(directory)
-    names = _names(directory)
+    names = entry_names(directory)
     if kind := other_directory(directory, names):
         complaints.unsupported(kind)
     configuration = read_object(inner_file(directory, CONFIGURATION_NAME, complaints))
@@ -81,12 +85,13 @@ def open_directory(path: str | Path, *, any_type: bool = False) -> HuggingFaceDi
 
 def weights_bytes(directory: Path) -> int:
     """The size of a model directory's weights. Raises as ``open_directory`` where it holds no model."""
-    if kind := other_directory(directory, _names(directory)):
+    if kind := other_directory(directory, entry_names(directory)):
         Complaints(directory).unsupported(kind)
     return sum(path.stat().st_size for path in directory.glob("*.safetensors") if path.is_file())
 
 
-def _names(directory: Path) -> set[str]:
+def entry_names(directory: Path) -> set[str]:
+    """What lies in a folder, up to a number. Raises ``ModelNotFoundError`` where it cannot be read."""
     names = set()
     try:
         for entry in directory.iterdir():
@@ -98,12 +103,17 @@ def _names(directory: Path) -> set[str]:
     return names
 
 
+def is_model(names: set[str]) -> bool:
+    """Whether a folder of these names is opened as a model."""
+    return CONFIGURATION_NAME in names and (WEIGHTS_NAME in names or INDEX_NAME in names)
+
+
 def other_directory(directory: Path, names: set[str]) -> str | None:
     """What a folder is that holds no model to open as one, and what to do; None for one that does."""
-    has_weights = WEIGHTS_NAME in names or INDEX_NAME in names
-    if CONFIGURATION_NAME in names and has_weights:
+    if is_model(names):
         return None
-    gguf = sum(name.lower().endswith(".gguf") for name in names)
+    has_weights = WEIGHTS_NAME in names or INDEX_NAME in names
+    gguf = [group[0] for group in gguf_models(names)] or sorted(name for name in names if is_gguf(name))
     describes = not names.isdisjoint((CONFIGURATION_NAME, "tokenizer.json", "tokenizer.model"))
     pickle = (
         "holds its weights as a pickle only, which may run any program when it is read, and so is never read: "
@@ -111,8 +121,8 @@ def other_directory(directory: Path, names: set[str]) -> str | None:
     )
     odd_names = f"has safetensors files, but none named {WEIGHTS_NAME} nor an index: fetch the model in that form"
     kinds = (
-        ("adapter_config.json" in names, LORA),
-        (gguf > 0, f"a folder with {gguf} GGUF file{'s' * (gguf > 1)}: name one of them"),
+        (ADAPTER_NAME in names, LORA),
+        (bool(gguf), _one_of(gguf)),
         (not names, "an empty folder: name a .gguf file"),
         (has_weights, f"has weights but no {CONFIGURATION_NAME}: fetch the whole model"),
         (any(name.lower().endswith(_PICKLES) for name in names), pickle),
@@ -123,6 +133,12 @@ def other_directory(directory: Path, names: set[str]) -> str | None:
         (True, f"a folder without a model: name a .gguf file, or one with {CONFIGURATION_NAME} and {WEIGHTS_NAME}"),
     )
     return next(kind for applies, kind in kinds if applies)
+
+
+def _one_of(gguf: list[str]) -> str:
+    several = len(gguf) > 1
+    named = ", ".join(shown(name) for name in gguf[:_NAMED_FILES]) + ", …" * (len(gguf) > _NAMED_FILES)
+    return f"a folder with {len(gguf)} GGUF file{'s' * several}: name {'one of them' if several else 'it'}: {named}"
 
 
 def quantised(configuration: dict[str, Any]) -> str | None:

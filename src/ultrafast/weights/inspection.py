@@ -12,7 +12,7 @@ from typing import Final
 from ultrafast import _native
 from ultrafast.errors import ModelError
 from ultrafast.weights import gguf, safetensors
-from ultrafast.weights.gguf import GgufFile, other_content
+from ultrafast.weights.gguf import GgufFile
 from ultrafast.weights.huggingface import HuggingFaceDirectory, quantised
 from ultrafast.weights.json_text import read_object
 from ultrafast.weights.source import ModelSource, Tensor
@@ -53,7 +53,6 @@ class Inspection:
     bytes_per_token: int  # of weights that one step of decoding reads
     tokenizer: str | None
     chat_template: bool
-    unsupported: tuple[str, ...]  # what of the files' own form this version cannot use
 
 
 def inspect_source(source: ModelSource) -> Inspection:
@@ -69,16 +68,10 @@ def inspect_source(source: ModelSource) -> Inspection:
         context = _size(source, f"{prefix}.context_length")
         architecture, tokenizer = prefix, _gguf_tokenizer(source)
         template = isinstance(source.find("tokenizer.chat_template"), str)
-        supported = set(_RUNNABLE)
-        unsupported = [other_content(source.metadata, len(source.tensors))]
     else:
         form, architecture = "safetensors", _text(source, "model_type")
         context = _size(source, "max_position_embeddings") or _size(source, "text_config.max_position_embeddings")
         tokenizer, template = _directory_tokenizer(source.path), _directory_template(source.path)
-        supported = set(safetensors.ELEMENT_BYTES)
-        scheme = quantised(source.metadata) if isinstance(source, HuggingFaceDirectory) else None
-        unsupported = [f"weights quantised by {scheme}" if scheme else None]
-    unsupported += [f"tensor type {share.name}" for share in types if share.name not in supported]
     return Inspection(
         format=form,
         architecture=architecture,
@@ -90,8 +83,16 @@ def inspect_source(source: ModelSource) -> Inspection:
         bytes_per_token=_bytes_per_token(source),
         tokenizer=tokenizer,
         chat_template=template,
-        unsupported=tuple(reason for reason in unsupported if reason),
     )
+
+
+def unsupported_form(source: ModelSource) -> list[str]:
+    """What this version does not run of the form of a model's weights, in at most one line."""
+    if isinstance(source, HuggingFaceDirectory) and (scheme := quantised(source.metadata)):
+        return [f"weights quantised by {scheme}"]
+    runnable = _RUNNABLE if isinstance(source, GgufFile) else safetensors.ELEMENT_BYTES.keys()
+    others = sorted({tensor.type_name for tensor in source.tensors.values()} - runnable)
+    return [f"tensor type{'s' * (len(others) > 1)} {', '.join(others)}"] if others else []
 
 
 def _bytes_per_token(source: ModelSource) -> int:

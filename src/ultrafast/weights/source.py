@@ -163,7 +163,17 @@ def map_file(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
-        raise ModelNotFoundError(f"{shown(path)}: {reason}") from error
+        raise ModelNotFoundError(f"{shown(path)}: {broken_link(path) or reason}") from error
+
+
+def broken_link(path: Path) -> str | None:
+    """What to say of a symbolic link that leads to nothing; None for anything else."""
+    try:
+        if not path.is_symlink() or path.exists():
+            return None
+        return f"a link to something that is missing ({shown(path.readlink())})"
+    except (OSError, ValueError):
+        return None
 
 
 def shown(path: Path | str) -> str:

@@ -35,8 +35,9 @@ from ultrafast.weights.cache import (
     locked,
     models_directory,
 )
+from ultrafast.weights.folders import model_name, model_path
 from ultrafast.weights.huggingface import weights_bytes
-from ultrafast.weights.source import shown
+from ultrafast.weights.source import broken_link, shown
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -158,8 +159,9 @@ def resolve_model(
 ) -> ModelLocation:
     """The files of a known name or a hub's (pulled first where absent), of a path, or of the default model.
 
-    A path is that of a ``.gguf`` file or of a directory with ``config.json`` and safetensors files. What is here is
-    used as it is, without a look at the network. Without ``fetch``, what is not here counts as not found.
+    A path is that of a ``.gguf`` file, of a directory with ``config.json`` and safetensors files, or of a folder that
+    stands for one of them (``model_path``). What is here is used as it is, without a look at the network. Without
+    ``fetch``, what is not here counts as not found.
 
     Raises ``ModelNotFoundError`` for an unknown name or an absent file, ``UnsupportedModelError`` for a directory that
     holds no model, ``DownloadError`` where a pull fails.
@@ -174,7 +176,7 @@ def resolve_model(
         return ModelLocation(model.name, path, model.file_bytes)
     if not _is_utf8(wanted):
         raise ModelNotFoundError("the name of the file is not UTF-8: rename it")
-    path = Path(wanted)
+    path = model_path(Path(wanted)) if wanted else Path()
     try:
         is_file, is_directory, exists = path.is_file(), path.is_dir(), path.exists()
     except (OSError, ValueError):
@@ -182,9 +184,11 @@ def resolve_model(
     if is_file:
         return ModelLocation(path.stem, path.absolute(), path.stat().st_size)
     if is_directory and wanted:
-        return ModelLocation(path.absolute().name, path.absolute(), weights_bytes(path))
+        return ModelLocation(model_name(path.absolute()), path.absolute(), weights_bytes(path))
     if exists and wanted:
         raise ModelNotFoundError(f"{shown(path)}: a device; name a .gguf file or a model's folder")
+    if wanted and (link := broken_link(path)):
+        raise ModelNotFoundError(f"{shown(path)}: {link}")
     raise _unknown(wanted, path)
 
 

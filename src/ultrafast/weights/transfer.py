@@ -219,6 +219,11 @@ class Hub:
     def _strange(self) -> NoReturn:
         raise DownloadError(f"{self.host} does not answer as a hub does; is HF_ENDPOINT right?")
 
+    @property
+    def _without_it(self) -> str:
+        """What a person has where the hub could not even be asked."""
+        return "" if self.revision else "; what is in the cache still serves: 'ultrafast models list'"
+
     @contextmanager
     def _explained(self) -> Iterator[None]:
         """Turn what the library raises into one line with the way out. None of its own texts: they hold addresses."""
@@ -237,7 +242,7 @@ class Hub:
                 f"{self.host} has no repository {self.repository}, or it is private and {known}"
             ) from None
         except OfflineModeIsEnabled:
-            raise DownloadError(f"{self.repository}: HF_HUB_OFFLINE forbids to ask the hub") from None
+            raise DownloadError(f"{self.repository}: HF_HUB_OFFLINE forbids to ask the hub{self._without_it}") from None
         except LocalTokenNotFoundError:
             raise DownloadError(f"{self.repository} needs a token: set HF_TOKEN") from None
         except FileMetadataError:
@@ -245,9 +250,13 @@ class Hub:
         except HfHubHTTPError as error:
             self._explain_status(error.response.status_code, page)
         except httpx2.HTTPError as error:
-            reached = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
-            what = f"the connection to {self.host} broke" if reached else f"cannot reach {self.host}"
-            raise _CutError(f"{what} ({type(error).__name__})") from None
+            if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+                what = f"the hub ({self.host}) cannot be reached: connect to the network and try again"
+            elif isinstance(error, httpx2.TimeoutException):
+                what = f"{self.host} sent nothing for {TIMEOUT_SECONDS:.0f} s: try again later"
+            else:
+                what = f"the connection to {self.host} broke: try again"
+            raise _CutError(f"{what}{self._without_it}") from None
         except (httpx2.InvalidURL, ValueError, KeyError, TypeError, AttributeError):
             self._strange()
 
