@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from ultrafast.bench.results import ServingResult
 from ultrafast.bench.serving import PARTS, ServingOptions, Sizes, run, run_serving
 from ultrafast.bench.serving.client import Client, Reply, Usage
 from ultrafast.bench.serving.client import PromptDetails as Details
-from ultrafast.bench.serving.loads import arrivals, goodput, longest_wait, tokens_between
+from ultrafast.bench.serving.loads import Crowd, arrivals, goodput, longest_wait, tokens_between
 from ultrafast.bench.serving.prompts import Prompts
 from ultrafast.bench.serving.server import Server
 from ultrafast.bench.serving.stage import Stage
@@ -110,6 +110,27 @@ async def test_a_cut_answer_and_one_that_was_left_are_not_whole() -> None:
         await exchange.done
         assert exchange.reply().usage is None
         assert len(connections) == 2  # a closed one is not used again
+
+
+async def test_a_crowd_that_stops_has_left() -> None:
+    """What is measured next would be measured beside it."""
+    left = asyncio.Semaphore(0)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write(STREAM[:-5])  # and no end
+        with suppress(ConnectionError):
+            await reader.read()
+        left.release()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        crowd = Crowd(Client(server.sockets[0].getsockname()[1], "key"), [dict, dict])
+        await crowd.begun()
+        await crowd.stop()
+        async with asyncio.timeout(5):
+            for _ in range(2):
+                await left.acquire()
 
 
 async def test_a_server_that_is_gone_is_one_line() -> None:

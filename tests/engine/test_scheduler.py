@@ -241,6 +241,22 @@ def test_prompts_take_turns_with_a_crowd_that_decodes() -> None:
     assert max(story.longest_wait for story in world.stories.values()) < 0.2
 
 
+def test_prompts_of_a_large_model_ride_with_a_crowd_that_decodes() -> None:
+    """Where reading the weights takes longer than a short step, turns would only read them more often."""
+    world = make_world(blocks=20_000, max_sequences=18, reserved_slots=2)
+    world.seconds_per_step, world.seconds_per_row = 0.25, 0.004
+    drain_of(world, arrive(world, "default", 100))
+    for _ in range(14):
+        arrive(world, "default", 3, 2000)
+    measure(world, "default", 3.0)
+    late = arrive(world, "default", 160, 2)
+    while not late.output:
+        plan = world.step()
+        assert plan.decode_rows == 14
+        assert len(plan.work) == 14 + 1
+        assert plan.work[-1].rows >= min(14, late.prefill_length - plan.work[-1].start)
+
+
 def test_prompts_and_few_decode_rows_share_their_steps() -> None:
     world = make_world(blocks=20_000, max_sequences=18, reserved_slots=2)
     drain_of(world, arrive(world, "default", 100))

@@ -14,7 +14,7 @@ from starlette.types import Message
 from ultrafast.backends.base import ChatRequest, GenerationEvent, SamplingParameters, Summary
 from ultrafast.backends.connection import EngineConnection, LocalStream
 from ultrafast.gateway import answers
-from ultrafast.gateway.answers import stream_answer
+from ultrafast.gateway.answers import Prepare, stream_answer
 from ultrafast.gateway.exchange import Exchange
 from ultrafast.gateway.records.projects import Identity, Project
 from ultrafast.gateway.responses import KEEP_ALIVE
@@ -60,11 +60,12 @@ def make_exchange() -> Exchange:
 
 
 async def answer(client: Client, stream: LocalStream, exchange: Exchange) -> None:
-    async def opening() -> Opened:
+    async def opening(prepare: Prepare) -> Opened:
+        prepare("fp_1")
         first = await anext(stream)
         return Opened(stream, first, backend="local", tier="default", attempts=[])
 
-    await stream_answer(exchange, CHAT, opening(), client.send, client.write)
+    await stream_answer(exchange, CHAT, opening, client.send, client.write)
 
 
 def token(index: int) -> GenerationEvent:

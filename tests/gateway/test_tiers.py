@@ -234,11 +234,9 @@ def test_revoking_a_key_ends_its_streams_and_no_other(server: TieredServer) -> N
     made = server.operate("keys", "create", "--project", "default")
     bystander = Stream(server)
     doomed = Stream(server, made["secret"])
-    started = time.monotonic()
     server.operate("keys", "revoke", made["id"])
     try:
         assert doomed.wait(5)
-        assert time.monotonic() - started < 5
         assert doomed.events[-1] == "[DONE]"
         assert json.loads(doomed.events[-2])["error"]["code"] == "invalid_api_key"
         count = len(bystander.lines)

@@ -121,6 +121,7 @@ class EngineConnection(asyncio.Protocol):
         self._on_progress = on_progress
         self._reader = messages.backend_side_reader()
         self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._streams: dict[str, LocalStream] = {}
         self._pongs: dict[int, asyncio.Future[EngineStatus]] = {}
@@ -155,6 +156,7 @@ class EngineConnection(asyncio.Protocol):
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C in a terminal is for us, also before the engine can ignore it
             )
+            self._socket = ours
             await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
         except OSError as error:
             ours.close()
@@ -291,5 +293,14 @@ class EngineConnection(asyncio.Protocol):
             future.cancel()
 
     def _send(self, message: ToEngine) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(messages.encode_frame(message))
+        """Send, now if nothing stands before it: a transport may wait until this turn of the event loop is over."""
+        transport, connection = self._transport, self._socket
+        if transport is None or connection is None or transport.is_closing():
+            return
+        frame = messages.encode_frame(message)
+        sent = 0
+        if transport.get_write_buffer_size() == 0:
+            with contextlib.suppress(OSError):  # full; or gone, which the transport finds out by itself
+                sent = connection.send(frame)
+        if sent < len(frame):
+            transport.write(frame[sent:])

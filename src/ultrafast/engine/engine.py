@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ultrafast import memory
 from ultrafast.engine.batch import Batch, Int32
 from ultrafast.engine.kv_cache import BlockPool
 from ultrafast.engine.messages import EngineStatus, GenerationEvent, GenerationRequest, Summary
@@ -326,7 +326,7 @@ class Engine:
         self._scheduler.admission.cache.clear()
 
     def warm_up(self) -> None:
-        """Touch every page a step touches, measure a first prefill, and let the collector forget what lives forever.
+        """Touch every page a step touches, measure a first prefill, and settle the memory of what lives forever.
 
         From then on chunks of prefill are sized by the measured rate: on a slow machine a stream still flows beside a
         prompt.
@@ -337,8 +337,7 @@ class Engine:
         self._rehearse(min(_SHORTEST_WARM_UP_TOKENS, room))
         longest = int(_SHORTEST_WARM_UP_TOKENS * _WARM_UP_SECONDS / max(self._clock() - started, 1e-6))
         self._rehearse(min(max(_SHORTEST_WARM_UP_TOKENS, longest), _WARM_UP_PROMPT_TOKENS, room))
-        gc.collect()
-        gc.freeze()
+        memory.settle()
 
     def _rehearse(self, prompt_tokens: int) -> None:
         """Run one request and measure its prefill; a context of a few tokens has no room for that."""

@@ -8,8 +8,8 @@ in chunks, except where a higher tier would suffer:
   for it. They ride when nothing is owed, or when they have not ridden for ``STALL_SECONDS``.
 - While an ``ultrafast`` prompt is computed, the tiers below ride only to that last rule.
 - While ``ultrafast`` runs, or slots are reserved for it, steps with a chunk of another tier's prompt are short: whoever
-  arrives does not wait long. Where such a step has less room for a prompt than it has decode rows, the two take turns:
-  a prompt that gets the crumbs of every step comes to its first token too late.
+  arrives does not wait long. Where such a step has less room for a prompt than twice its decode rows, the two take
+  turns: a prompt that gets the crumbs of every step comes to its first token too late.
 
 Invariants, held by tests over random histories:
 - running sequences past their prompt have a row each at least every ``STALL_SECONDS`` and a step;
@@ -169,6 +169,11 @@ class Scheduler:
             is_held_back = is_held_back or is_prefill_of_ultrafast or self._debts[rank] > 0.0
         return ranks[:count]
 
+    @property
+    def _steps_can_be_short(self) -> bool:
+        """Whether a short step holds anything: reading a large model once may take longer, whatever the rows."""
+        return self.costs.rows_within(SHORT_STEP_SECONDS) >= MINIMUM_PREFILL_ROWS
+
     def _take_turns(self, work: list[Work], prefilling: list[Sequence], now: float) -> int:
         """Leave to this step the prompts or the decode rows, where a short one has too little room for both.
 
@@ -179,7 +184,8 @@ class Scheduler:
         if rank == ULTRAFAST or not self._reserves or self.admission.running[ULTRAFAST]:
             return nobody
         rows = sum(item.sequence.rank >= rank for item in work)
-        if self.costs.prefill_rows_within(SHORT_STEP_SECONDS, len(work)) >= rows:
+        room = self.costs.prefill_rows_within(SHORT_STEP_SECONDS, len(work))
+        if not self._steps_can_be_short or room >= rows * _PREFILL_TURNS:
             return nobody
         may_wait = all(now - self._rode[item.sequence.rank] < STALL_SECONDS for item in work)
         if may_wait and self._prefill_turns < _PREFILL_TURNS:
@@ -214,7 +220,8 @@ class Scheduler:
 
     def _chunk_rows(self, first: Sequence, decode_rows: int) -> int:
         if first.rank != ULTRAFAST and (self._reserves or self.admission.running[ULTRAFAST]):
-            return self.costs.prefill_rows_within(SHORT_STEP_SECONDS, decode_rows)
+            rows = self.costs.prefill_rows_within(SHORT_STEP_SECONDS, decode_rows)
+            return rows if self._steps_can_be_short else max(rows, decode_rows)
         if first.rank == ULTRAFAST and not decode_rows and self.admission.running_count > 1:
             return self.costs.prefill_rows_within(PREFILL_SECONDS_BEFORE_OTHERS, 0)
         return self.costs.prefill_rows_beside_decode if decode_rows else self.costs.prefill_rows_alone

@@ -38,9 +38,13 @@ class StepCosts:
         self.prefill_rows_alone = self._chunk(rate * PREFILL_SECONDS_ALONE)
         self.prefill_rows_beside_decode = self._chunk(rate * PREFILL_SECONDS_BESIDE_DECODE)
 
+    def rows_within(self, seconds: float) -> float:
+        """Rows of prefill that take so long; 0 before the first measurement."""
+        return self._prefill_rate * seconds
+
     def prefill_rows_within(self, seconds: float, decode_rows: int) -> int:
         """Rows of prefill with which a step of ``decode_rows`` stays within ``seconds``, or the fewest worth a step."""
-        return self._chunk(self._prefill_rate * seconds - decode_rows)
+        return self._chunk(self.rows_within(seconds) - decode_rows)
 
     def _chunk(self, rows: float) -> int:
         return min(self.max_rows, max(MINIMUM_PREFILL_ROWS, int(rows)))

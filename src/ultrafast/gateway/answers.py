@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,6 +33,13 @@ from ultrafast.gateway.routes import Opened
 
 KEEP_ALIVE_SECONDS = 5.0
 
+Prepare = Callable[[str | None], None]  # called, with a backend's fingerprint, while that backend begins
+Opening = Callable[[Prepare], Coroutine[Any, Any, Opened]]
+
+
+def _prepare_nothing(system_fingerprint: str | None) -> None:
+    pass
+
 
 @dataclass(slots=True)
 class _Collected:
@@ -43,11 +50,11 @@ class _Collected:
     finish_reason: str = "stop"
 
 
-async def whole_answer(exchange: Exchange, chat: ChatRequest, opening: Coroutine[Any, Any, Opened], send: Send) -> None:
+async def whole_answer(exchange: Exchange, chat: ChatRequest, opening: Opening, send: Send) -> None:
     """Collect every event and send one JSON body."""
     collected = [_Collected() for _ in range(chat.choices)]
     summary = None
-    async with contextlib.aclosing(await opening) as opened:
+    async with contextlib.aclosing(await opening(_prepare_nothing)) as opened:
         async for event in opened:
             exchange.note(event)
             choice = collected[event.choice]
@@ -68,7 +75,8 @@ async def whole_answer(exchange: Exchange, chat: ChatRequest, opening: Coroutine
         )
         for index, choice in enumerate(collected)
     ]
-    heading = exchange.heading(opened)
+    exchange.tier_served = opened.tier
+    heading = exchange.heading(exchange.system_fingerprint)
     response = ChatCompletion(
         id=heading.id,
         object="chat.completion",
@@ -86,14 +94,14 @@ async def whole_answer(exchange: Exchange, chat: ChatRequest, opening: Coroutine
 
 
 async def stream_answer(
-    exchange: Exchange, chat: ChatRequest, opening: Coroutine[Any, Any, Opened], send: Send, write: DirectWrite
+    exchange: Exchange, chat: ChatRequest, opening: Opening, send: Send, write: DirectWrite
 ) -> None:
     """Send every event as it comes; once the response has begun, a failure is an event too."""
-    response = _EventResponse(exchange, send, write)
+    response = _EventResponse(exchange, chat, send, write)
     response.keep_alive()
     try:
-        async with contextlib.aclosing(await opening) as opened:
-            await response.run(chat, opened)
+        async with contextlib.aclosing(await opening(response.prepare)) as opened:
+            await response.run(opened)
     except asyncio.CancelledError:
         error = exchange.take_abort()
         if error is None:
@@ -110,26 +118,35 @@ class _EventResponse:
     first token is long in coming, so that no proxy gives it up.
     """
 
-    def __init__(self, exchange: Exchange, send: Send, write: DirectWrite) -> None:
+    def __init__(self, exchange: Exchange, chat: ChatRequest, send: Send, write: DirectWrite) -> None:
         self._exchange = exchange
+        self._chat = chat
         self._send = send
         self._direct_write = write
         self._last_sent = time.monotonic()
         self._is_writing = False  # what must not be overtaken
         self._finished = False
+        self._writer: ChunkWriter
         self._timer: asyncio.TimerHandle
         self._comment: asyncio.Task[None] | None = None
         self.started = False
 
-    async def run(self, chat: ChatRequest, opened: Opened) -> None:
-        """Send every event and the regular end."""
-        exchange = self._exchange
-        writer = ChunkWriter(
-            exchange.heading(opened),
-            seed=chat.seed,
-            include_usage=chat.include_usage,
-            gateway_queue_seconds=exchange.queue_seconds,
+    def prepare(self, system_fingerprint: str | None) -> None:
+        """Make ready what can be known before the first event: the backend works now, and nothing waits for this."""
+        self._writer = ChunkWriter(
+            self._exchange.heading(system_fingerprint),
+            seed=self._chat.seed,
+            include_usage=self._chat.include_usage,
+            gateway_queue_seconds=self._exchange.queue_seconds,
         )
+
+    async def run(self, opened: Opened) -> None:
+        """Send every event and the regular end."""
+        exchange, chat = self._exchange, self._chat
+        if exchange.tier_served != opened.tier:
+            exchange.tier_served = opened.tier
+            self.prepare(exchange.system_fingerprint)
+        writer = self._writer
         opened.divert(partial(self._take, writer))
         async for event in opened:
             exchange.note(event)

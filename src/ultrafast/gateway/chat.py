@@ -7,13 +7,14 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
 from ultrafast.backends.base import Call, ChatRequest
 from ultrafast.errors import UltrafastError
 from ultrafast.gateway.admission import Grant, Wish
-from ultrafast.gateway.answers import stream_answer, whole_answer
+from ultrafast.gateway.answers import Prepare, stream_answer, whole_answer
 from ultrafast.gateway.auth import IDENTITY
 from ultrafast.gateway.boundary import REQUEST_ID
 from ultrafast.gateway.exchange import Exchange
@@ -125,22 +126,25 @@ class ChatCompletions:
             prompt_tokens=tokens,
             model=exchange.model,
         )
-        opening = self._open(exchange, call)
+        opening = partial(self._open, exchange, call)
         if chat.stream:
             await stream_answer(exchange, chat, opening, client.send, client.write)
         else:
             await whole_answer(exchange, chat, opening, client.send)
 
-    async def _open(self, exchange: Exchange, call: Call) -> Opened:
+    async def _open(self, exchange: Exchange, call: Call, prepare: Prepare) -> Opened:
         """Have a backend begin to answer; returns with its first event."""
+        service = self._service
         attempts: list[Attempt] = []
         try:
-            opened = await self._service.routes.open(call, attempts)
+            opened = await service.routes.open(
+                call, attempts, lambda backend: prepare(service.system_fingerprint(backend))
+            )
         finally:
             for attempt in attempts:
                 logger.warning("%s: backend %s: %s", exchange.request_id, attempt.backend, attempt.reason)
         exchange.backend = opened.backend
-        exchange.system_fingerprint = self._service.system_fingerprint(opened.backend)
+        exchange.system_fingerprint = service.system_fingerprint(opened.backend)
         return opened
 
 

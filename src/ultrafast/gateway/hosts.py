@@ -11,6 +11,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
+from functools import lru_cache
 from http import HTTPStatus
 
 from ultrafast.gateway.failures import Headers, HttpError
@@ -34,6 +35,13 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
+@lru_cache(maxsize=64)  # nearly always the same one
+def _name_of(host: str) -> str | None:
+    """The name in a ``Host`` header; None where it is not a name with or without a port."""
+    match = _HOST.fullmatch(host)
+    return None if match is None or int(match[2] or 0) > _MAXIMUM_PORT else match[1]
+
+
 class HostPolicy:
     """The names of a server bound to ``bound_host``, and whatever further names its operator gives it."""
 
@@ -53,15 +61,15 @@ class HostPolicy:
         if len(hosts) != 1:
             raise HttpError(HTTPStatus.BAD_REQUEST, "the request needs exactly one Host header", code="invalid_host")
         host = hosts[0].decode("latin-1").lower()
-        match = _HOST.fullmatch(host)
-        if match is None or int(match[2] or 0) > _MAXIMUM_PORT:
+        name = _name_of(host)
+        if name is None:
             raise HttpError(
                 HTTPStatus.BAD_REQUEST, "the Host header is not a host name with or without a port", code="invalid_host"
             )
-        if not self._allows(match[1]):
+        if not self._allows(name):
             raise HttpError(HTTPStatus.FORBIDDEN, "this server does not serve that host name", code="host_not_allowed")
-        for name, value in headers:
-            if name == b"origin" and value.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
+        for header, value in headers:
+            if header == b"origin" and value.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
                 raise HttpError(
                     HTTPStatus.FORBIDDEN, "requests from other origins are refused", code="origin_not_allowed"
                 )

@@ -159,11 +159,17 @@ class Routes:
         """Every model as ``/v1/models`` lists them."""
         return ModelList([self._object(model) for model in self.models])
 
-    async def open(self, call: Call, attempts: list[Attempt] | None = None) -> Opened:
+    async def open(
+        self,
+        call: Call,
+        attempts: list[Attempt] | None = None,
+        submitted: Callable[[str], None] = lambda backend: None,
+    ) -> Opened:
         """Begin to answer ``call``, by the first backend of its route that gives an event.
 
-        What was tried before is appended to ``attempts``, also where nothing is left to try and an ``EngineError``
-        is raised. A ``RequestError`` is the client's fault: it is raised at once.
+        ``submitted`` is called with the name of each backend that works on it. What was tried before is appended to
+        ``attempts``, also where nothing is left to try and an ``EngineError`` is raised. A ``RequestError`` is the
+        client's fault: it is raised at once.
         """
         attempts = [] if attempts is None else attempts
         # Backends know the tiers by one word each.
@@ -172,6 +178,7 @@ class Routes:
         for name in self.route(call.model, call.tier).backends:
             try:
                 stream = self._backends[name].answer(inner)
+                submitted(name)
                 first = await _first_event(stream)
             except EngineError as error:
                 failures.append(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from ultrafast import memory
 from ultrafast.backends.engine_chat import EngineChat
 from ultrafast.backends.key_file import check_key
 from ultrafast.backends.upstream import UpstreamBackend
@@ -180,9 +180,7 @@ class _Run:
     async def _open(self) -> None:
         for engine in self._engines.values():
             await engine.start()
-        # Vocabularies, templates and code live as long as the server: the collector need not walk through them again.
-        gc.collect()
-        gc.freeze()
+        memory.settle()
         self._service.begin()
 
     async def _stop_backends(self) -> None:

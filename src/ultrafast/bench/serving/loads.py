@@ -37,12 +37,14 @@ class Crowd:
 
     async def stop(self) -> None:
         """Leave at once."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._ending = True
         for exchange in self._current:
             if exchange is not None:
                 exchange.cancel()
+        # Only now: cancelling a task also cancels the future it waits for, and its exchange would look ended.
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def finish(self) -> None:
         """Ask no more, and wait for what is under way."""

@@ -39,7 +39,7 @@ class Sizes:
     probes_per_block: int = 30
     refusals: int = 300
     window_seconds: float = 4.0
-    lead_seconds: float = 2.0  # before the span of an overload that counts
+    lead_seconds: float = 4.0  # before the span of an overload that counts: as long as an answer takes
     overload_seconds: float = 8.0
     overload_rounds: int = 3
 
