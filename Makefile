@@ -11,7 +11,7 @@ demo:
 
 test:
 	sh scripts/install.sh test bench
-	$(VENV)/python -m pytest -n 2 --dist loadfile -m "not soak"
+	$(VENV)/python -m pytest -n 3 --dist loadfile -m "not soak"
 
 lint:
 	sh scripts/install.sh test lint
