@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 from ultrafast.bench.provenance import Provenance
-from ultrafast.bench.results import DECODE, METRICS, FidelityResult, SpeedResult, read_result
+from ultrafast.bench.results import DECODE, METRICS, FidelityResult, ServingResult, SpeedResult, read_result
 
 TARGET = Path("README.md")
 RESULTS = Path("benchmarks/results")
 SPEED, FIDELITY, PLOT = RESULTS / "speed.json", RESULTS / "fidelity.json", RESULTS / "speed.svg"
+SERVING = RESULTS / "serving.json"
 BLOCK = re.compile(r"(<!-- figures:begin[^\n]*-->\n).*?(<!-- figures:end -->)", re.DOTALL)
 
 
@@ -61,6 +62,13 @@ def fidelity_lines(result: FidelityResult) -> list[str]:
     return [*lines, "", f"{text.predicted_tokens:,} predicted tokens of English. {circumstances(result.provenance)}."]
 
 
+def serving_lines(result: ServingResult) -> list[str]:
+    lines = ["| Tiers and gateway, over HTTP | measured | held to |", "|---|---:|---:|"] + [
+        f"| {bar.name} | {bar.measured:.3g} | {'≥' if bar.at_least else '≤'} {bar.limit:.3g} |" for bar in result.bars
+    ]
+    return [*lines, "", f"{circumstances(result.provenance)}. What was asked: `benchmarks/README.md`."]
+
+
 def figures() -> str:
     parts: list[str] = []
     if SPEED.is_file():
@@ -68,7 +76,9 @@ def figures() -> str:
     if PLOT.is_file():
         parts += [f"![Speed beside the peers]({PLOT.as_posix()})", ""]
     if FIDELITY.is_file():
-        parts += fidelity_lines(read_result(FIDELITY, FidelityResult))
+        parts += [*fidelity_lines(read_result(FIDELITY, FidelityResult)), ""]
+    if SERVING.is_file():
+        parts += serving_lines(read_result(SERVING, ServingResult))
     return "\n".join(parts).strip() or "No results are committed yet."
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ultrafast.bench.results import FidelityResult, SpeedResult, write_result
+from ultrafast.bench.results import FidelityResult, ServingResult, SpeedResult, write_result
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "scripts" / "generate_figures.py"
@@ -21,7 +21,9 @@ def test_the_readme_shows_the_committed_results() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_figures_follow_the_results(tmp_path: Path, speed_result: SpeedResult, fidelity_result: FidelityResult) -> None:
+def test_figures_follow_the_results(
+    tmp_path: Path, speed_result: SpeedResult, fidelity_result: FidelityResult, serving_result: ServingResult
+) -> None:
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- figures:begin (generated) -->\n<!-- figures:end -->\nafter\n")
     assert run(tmp_path).returncode == 0
@@ -30,6 +32,7 @@ def test_figures_follow_the_results(tmp_path: Path, speed_result: SpeedResult, f
     results = tmp_path / "benchmarks" / "results"
     write_result(speed_result, results / "speed.json")
     write_result(fidelity_result, results / "fidelity.json")
+    write_result(serving_result, results / "serving.json")
     stale = run(tmp_path, "--check")
     assert stale.returncode == 1
     assert "stale" in stale.stdout
@@ -39,5 +42,7 @@ def test_figures_follow_the_results(tmp_path: Path, speed_result: SpeedResult, f
     assert text.endswith("after\n")
     assert "| llama-cpp 1.0 | 50.0 | 50 | 50000 | 2.00 (2.00–2.00) |" in text
     assert "| ultrafast  | 20.060 | +0.30% | 0.00300 | 96.7% |" in text
+    assert "| seconds that the gateway adds to TTFT | 0.0015 | ≤ 0.003 |" in text
+    assert "| seconds to refuse when full, p99 | 0.02 | ≤ 0.01 |" in text
     assert speed_result.provenance.machine.cpu_model in text
     assert run(tmp_path, "--check").returncode == 0
