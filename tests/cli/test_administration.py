@@ -230,6 +230,18 @@ def test_the_option_goes_before_the_variable(ultrafast: Ultrafast, tmp_path: Pat
     assert not Path(other).exists()
 
 
+def test_the_servers_file_names_the_directory(ultrafast: Ultrafast, tmp_path: Path) -> None:
+    """One variable for the server and for the commands on it: neither may act on another database."""
+    of_file, file = tmp_path / "of file", tmp_path / "ultrafast.toml"
+    file.write_text(f'data_directory = "{of_file}"\n', encoding="utf-8")
+    ultrafast("projects", "create", "team", ULTRAFAST_CONFIG=str(file), ULTRAFAST_DATA="")
+    assert (of_file / "ultrafast.db").exists()
+    assert "team" in ultrafast("projects", "list", "--data-directory", str(of_file)).stdout
+    file.write_text("data_directory = 1\n", encoding="utf-8")
+    wrong = ultrafast("projects", "list", ULTRAFAST_CONFIG=str(file), ULTRAFAST_DATA="")
+    assert "ultrafast.toml:1" in wrong.stderr
+
+
 def test_beside_a_server_everything_acts_on_it_at_once(command: Command, directory: Path) -> None:
     with serving(directory) as records:
         revoked: list[str] = []

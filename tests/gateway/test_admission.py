@@ -91,6 +91,18 @@ async def test_whoever_asks_to_be_refused_is_refused_at_once(tier: str) -> None:
     assert (b"x-should-retry", b"true") in error.headers
 
 
+@pytest.mark.parametrize("tier", ["ultrafast", "default"])
+async def test_a_closed_tier_is_waited_for_by_those_only_who_ask_to(tier: str) -> None:
+    settings = TierSettings(slots=0, queue_milliseconds=60_000, over_capacity="queue")
+    admission = Admission(dict.fromkeys(TIERS, settings))
+    error = await asyncio.wait_for(refused(admission, wish(tier)), 0.5)
+    assert error.code == "tier_at_capacity"
+    waiting = asyncio.create_task(admission.enter(wish(tier, over_capacity="queue")))
+    await asyncio.sleep(0.01)
+    assert admission.uses()[tier].waiting == 1
+    waiting.cancel()
+
+
 async def test_flex_is_refused_at_once_and_never_waits() -> None:
     admission = Admission(tiers(flex=TierSettings(slots=1, queue_milliseconds=0, over_capacity="refuse")))
     await admission.enter(wish("flex"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -417,3 +418,10 @@ def test_a_reload_that_needs_another_engine(file: Path) -> None:
     )
     with pytest.raises(ConfigurationError, match=r"without a restart, backends\.local cannot become another server"):
         reloaded(old, swapped, ENVIRONMENT)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "ultrafast.toml"
+    os.mkfifo(path)
+    with pytest.raises(ConfigurationError, match="is not a file"):
+        load_configuration(path, {})

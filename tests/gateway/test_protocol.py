@@ -105,6 +105,52 @@ async def test_a_connection_serves_one_request_after_another(monkeypatch: pytest
         writer.close()
 
 
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_client_that_pipelines_and_leaves_is_noticed(apart: bool) -> None:
+    """Its first request is worked on; nobody waits for the answer any more."""
+    begun, left = asyncio.Event(), asyncio.Event()
+    calls: list[str] = []
+
+    async def working(scope: Scope, receive: Receive, send: Send) -> None:
+        calls.append(scope["path"])
+        await receive()
+        begun.set()
+        assert (await receive())["type"] == "http.disconnect"
+        left.set()
+
+    async with serving(working) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        requests = [b"GET /%d HTTP/1.1\r\nhost: localhost\r\n\r\n" % index for index in range(3)]
+        if apart:
+            for request in requests:
+                writer.write(request)
+                await asyncio.sleep(0.05)
+        else:
+            writer.write(b"".join(requests))
+        async with asyncio.timeout(5):
+            await begun.wait()
+            writer.transport.abort()
+            await left.wait()
+    assert calls == ["/0"]
+
+
+async def test_after_a_pipelined_request_the_connection_closes() -> None:
+    async def slowly(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.1)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+    async with serving(slowly) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /1 HTTP/1.1\r\nhost: localhost\r\n\r\nGET /2 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 200") == 1
+        assert b"connection: close" in answer
+        assert answer.endswith(b"/1")
+        writer.close()
+
+
 async def _says_hello(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"5")]})
     await send({"type": "http.response.body", "body": b"hello"})

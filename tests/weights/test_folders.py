@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,12 @@ def test_a_gguf_file_in_the_hub_s_cache(tmp_path: Path) -> None:
     snapshot.mkdir(parents=True)
     (snapshot / "m.gguf").write_bytes(sound())
     assert resolve_model(str(snapshot.parent.parent)).path == snapshot / "m.gguf"
+
+
+def test_a_pipe_in_the_hubs_cache_is_not_waited_for(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--name"
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    (repository / "snapshots" / "abc" / "m.gguf").write_bytes(sound())
+    (repository / "refs").mkdir()
+    os.mkfifo(repository / "refs" / "main")
+    assert resolve_model(str(repository)).path == repository / "snapshots" / "abc" / "m.gguf"

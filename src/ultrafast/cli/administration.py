@@ -24,6 +24,7 @@ _ANSWER_SECONDS: Final = 60.0
 # A server that starts or ends holds the directory and has no socket yet, or no longer; another command is brief.
 _PATIENCE_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.1
+_CONFIGURATION_VARIABLE: Final = "ULTRAFAST_CONFIG"  # what reads it loads slowly
 _FOLDED_LETTERS: Final = 12
 _MILLION: Final = 1_000_000
 
@@ -32,7 +33,7 @@ DataDirectory = Annotated[
     typer.Option(
         "--data-directory",
         metavar="DIR",
-        help="The server's data directory. Default: that of ULTRAFAST_DATA, else your own.",
+        help="The server's data directory. Default: that of ULTRAFAST_DATA, of ULTRAFAST_CONFIG's file, or your own.",
     ),
 ]
 
@@ -53,7 +54,7 @@ def administer(
 
     from ultrafast.gateway.records.directory import SOCKET_FILE, DirectoryInUseError, data_directory
 
-    place = data_directory() if directory is None else directory.expanduser().absolute()
+    place = data_directory(_configured_directory()) if directory is None else directory.expanduser().absolute()
     request = httpx2.Request(method, _ADDRESS + path, json=body, params=parameters)
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -67,6 +68,19 @@ def administer(
             time.sleep(_PAUSE_SECONDS)
         else:
             return _content(response)
+
+
+def _configured_directory() -> str | None:
+    """The data directory of the file that the server reads, too, as far as the environment names that file."""
+    import os
+
+    if not os.environ.get(_CONFIGURATION_VARIABLE):
+        return None
+    from ultrafast.gateway.configuration_file import configuration_path, load_configuration
+    from ultrafast.gateway.configuration_overrides import environment_overrides
+
+    path = configuration_path(None, os.environ)
+    return load_configuration(path, os.environ, environment_overrides(os.environ)).data_directory
 
 
 def _ask_server(request: httpx2.Request, socket: Path) -> httpx2.Response | None:

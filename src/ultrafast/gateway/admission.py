@@ -146,6 +146,8 @@ class Admission:
     def _patience(self, tier: _Tier, wish: Wish, *, downgraded: bool) -> float:
         """Seconds that this request waits for a slot of ``tier``."""
         own = tier.settings.queue_milliseconds / 1000
+        if tier.slots == 0 and (downgraded or wish.over_capacity != "queue"):
+            return 0.0  # a closed tier is waited for by those only who ask to
         if downgraded:
             return own
         rule = wish.over_capacity or tier.settings.over_capacity

@@ -49,6 +49,8 @@ def load_configuration(
 
 
 def _read(path: Path) -> tuple[Configuration, _Source]:
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise ConfigurationError(f"the configuration {path} is not a file")  # opening a pipe would wait for its writer
     try:
         with path.open("rb") as file:
             data = file.read(MAXIMUM_FILE_BYTES + 1)

@@ -12,6 +12,8 @@ from ultrafast.errors import EngineError, EngineUnavailableError, RequestError, 
 # Where many clients are refused at once, the spread keeps them from all coming back at once.
 RETRY_MILLISECONDS = (500, 1500)
 
+_SHOULD_RETRY = b"x-should-retry"
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -70,10 +72,15 @@ def body_of(error: UltrafastError) -> bytes:
 
 def headers_of(error: UltrafastError) -> Headers:
     """Extra headers of ``error``: how and whether to retry."""
+    status = status_of(error)
+    if status != HTTPStatus.SERVICE_UNAVAILABLE:
+        own = error.headers if isinstance(error, HttpError) else []
+        if any(name == _SHOULD_RETRY for name, _ in own):
+            return own
+        is_passing = status == HTTPStatus.REQUEST_TIMEOUT or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        return [*own, (_SHOULD_RETRY, b"true" if is_passing else b"false")]
     if isinstance(error, HttpError):
         return error.headers
-    if status_of(error) != HTTPStatus.SERVICE_UNAVAILABLE:
-        return []
     known = error.retry_after_seconds if isinstance(error, EngineUnavailableError) else None
     return retry_headers(known or 0.0)
 
@@ -84,5 +91,5 @@ def retry_headers(seconds: float = 0.0) -> Headers:
     return [
         (b"retry-after-ms", str(milliseconds).encode()),
         (b"retry-after", str(-(-milliseconds // 1000)).encode()),
-        (b"x-should-retry", b"true"),
+        (_SHOULD_RETRY, b"true"),
     ]

@@ -39,7 +39,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """Bounds the size and time of a request, trailers included, and the time a client may stop reading.
 
     Trailers are dropped: merged into the headers they could forge what was checked. A response that ends before its
-    request closes the connection, so that nobody without a key holds it open.
+    request closes the connection, so that nobody without a key holds it open. So does a request that comes before
+    the last one was answered: it is not.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._in_headers = True
+        self._overtaking = False  # a request came before the last one was answered
         self._header_bytes = 0
         self._message_bytes = 0
         self._lingering = False
@@ -80,7 +82,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering:
+        if self._lingering or self._overtaking:
             self._linger_bytes += len(data)
             if self._linger_bytes > LINGER_BYTES:
                 self.transport.abort()
@@ -97,14 +99,30 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request headers are too large")
 
     def on_message_begin(self) -> None:
+        self._overtaking = self.cycle is not None and not self.cycle.response_complete
+        if self._overtaking:
+            # RFC 9112, 9.3.2: whoever pipelines must expect the connection to close after any answer. One who did and
+            # left would not be noticed while the request before is worked on.
+            self.cycle.keep_alive = False
+            return
         super().on_message_begin()
         self._await_headers()
 
+    def on_url(self, url: bytes) -> None:
+        if not self._overtaking:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_headers:
+        if self._in_headers and not self._overtaking:
             super().on_header(name, value)
 
+    def on_body(self, body: bytes) -> None:
+        if not self._overtaking:
+            super().on_body(body)
+
     def on_headers_complete(self) -> None:
+        if self._overtaking:
+            return
         self._in_headers = False
         self._forget_header_timer()
         self._obey_absolute_target()
@@ -112,13 +130,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         offer_direct_write(cast("Scope", self.scope), partial(_write_now, self.cycle))
 
     def on_message_complete(self) -> None:
+        if self._overtaking:
+            return
         self._in_headers = True
         self._header_bytes = 0
         self._message_bytes = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        unread = not self.pipeline and self.cycle is not None and self.cycle.more_body
+        unread = self.cycle is not None and self.cycle.more_body
         super().on_response_complete()
         if unread:
             self._linger()
@@ -190,7 +210,7 @@ def _write_now(cycle: RequestResponseCycle, data: bytes) -> bool:
     """A piece of a response's body, as ``send`` would write it."""
     if not cycle.response_started or cycle.response_complete or not cycle.chunked_encoding:
         return False
-    if cycle.disconnected or cycle.flow.write_paused:
+    if cycle.disconnected or cycle.flow.write_paused or cycle.transport.is_closing():
         return False
     cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -53,11 +54,11 @@ def _snapshot(directory: Path) -> Path:
     if not repository.name.startswith(_REPOSITORY_PREFIX) or not (repository / _SNAPSHOTS).is_dir():
         return directory
     revisions = sorted(entry_names(repository / _SNAPSHOTS))
-    try:
-        with (repository / "refs" / "main").open("rb") as file:
+    main = ""
+    reference = repository / "refs" / "main"
+    if reference.is_file():  # opening a pipe would wait for its writer
+        with suppress(OSError), reference.open("rb") as file:
             main = file.read(_MAX_REVISION_BYTES).decode("ascii", "replace").strip()
-    except OSError:
-        main = ""
     if main in revisions:
         return repository / _SNAPSHOTS / main
     if len(revisions) > 1:
