@@ -1,12 +1,15 @@
-"""A user's own directories, by the rules of the platform."""
+"""Where the files of a user are: directories by the rules of the platform, and what names another place."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from ultrafast.errors import ConfigurationError
+
+CONFIGURATION_VARIABLE: Final = "ULTRAFAST_CONFIG"  # names the server's file, and that file its data directory
 
 
 def user_directory(chosen: str | None, *, variable: str, shared: str, home: str, apple: str) -> Path:

@@ -17,8 +17,7 @@ def settle() -> None:
     """Call once, when everything that stays has been made; what the system does not offer is left as it is.
 
     Between two steps of the engine Python runs with cold caches, and every small page it touches costs a walk of page
-    tables that come from memory, too. In the gateway alone huge pages took 0.4 ms of 2.8 from what it adds to the time
-    to a first token, on a virtual machine (2 cores, EPYC Zen 3).
+    tables that come from memory, too. What the gateway adds to the time to a first token shows it.
     """
     gc.collect()
     gc.freeze()

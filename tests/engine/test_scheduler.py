@@ -222,14 +222,20 @@ def test_an_arriving_ultrafast_request_waits_for_a_short_step_only() -> None:
         drain_of(world, ultrafast)
 
 
+def reserving_world_with_crowd(crowd: int, *, seconds_per_step: float, seconds_per_row: float) -> World:
+    """Slots reserved, the pace known from a first prompt as the engine warms up, and a crowd of default decoding."""
+    world = make_world(blocks=20_000, max_sequences=18, reserved_slots=2)
+    world.seconds_per_step, world.seconds_per_row = seconds_per_step, seconds_per_row
+    drain_of(world, arrive(world, "default", 100))
+    for _ in range(crowd):
+        arrive(world, "default", 3, 2000)
+    measure(world, "default", 3.0)
+    return world
+
+
 def test_prompts_take_turns_with_a_crowd_that_decodes() -> None:
     """With slots reserved, steps are short; a prompt must not live on what decode rows leave of them."""
-    world = make_world(blocks=20_000, max_sequences=18, reserved_slots=2)
-    drain_of(world, arrive(world, "default", 100))
-    world.seconds_per_step, world.seconds_per_row = 0.0, 0.0025  # rows are what counts, as on a small machine
-    for _ in range(14):
-        arrive(world, "default", 3, 2000)
-    measure(world, "default", 1.0)
+    world = reserving_world_with_crowd(14, seconds_per_step=0.0, seconds_per_row=0.0025)  # rows are what counts
     crowd = measure(world, "default", 1.0)
     late = arrive(world, "default", 160, 2)
     start, said = world.time, tokens_of(world, "default")
@@ -243,12 +249,7 @@ def test_prompts_take_turns_with_a_crowd_that_decodes() -> None:
 
 def test_prompts_of_a_large_model_ride_with_a_crowd_that_decodes() -> None:
     """Where reading the weights takes longer than a short step, turns would only read them more often."""
-    world = make_world(blocks=20_000, max_sequences=18, reserved_slots=2)
-    world.seconds_per_step, world.seconds_per_row = 0.25, 0.004
-    drain_of(world, arrive(world, "default", 100))
-    for _ in range(14):
-        arrive(world, "default", 3, 2000)
-    measure(world, "default", 3.0)
+    world = reserving_world_with_crowd(14, seconds_per_step=0.25, seconds_per_row=0.004)
     late = arrive(world, "default", 160, 2)
     while not late.output:
         plan = world.step()
@@ -258,11 +259,7 @@ def test_prompts_of_a_large_model_ride_with_a_crowd_that_decodes() -> None:
 
 
 def test_prompts_and_few_decode_rows_share_their_steps() -> None:
-    world = make_world(blocks=20_000, max_sequences=18, reserved_slots=2)
-    drain_of(world, arrive(world, "default", 100))
-    for _ in range(3):
-        arrive(world, "default", 3, 2000)
-    measure(world, "default", 0.5)
+    world = reserving_world_with_crowd(3, seconds_per_step=0.0046, seconds_per_row=0.0009)
     late = arrive(world, "default", 160, 2)
     while not late.output:
         assert len(world.step().work) == 4

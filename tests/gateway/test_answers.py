@@ -61,7 +61,7 @@ def make_exchange() -> Exchange:
 
 async def answer(client: Client, stream: LocalStream, exchange: Exchange) -> None:
     async def opening(prepare: Prepare) -> Opened:
-        prepare("fp_1")
+        prepare()
         first = await anext(stream)
         return Opened(stream, first, backend="local", tier="default", attempts=[])
 

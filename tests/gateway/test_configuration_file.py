@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from ultrafast.backends.settings import MAXIMUM_CONCURRENT
+from ultrafast.directories import CONFIGURATION_VARIABLE
 from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.configuration import (
     DEFAULT_TIERS,
@@ -27,7 +28,6 @@ from ultrafast.gateway.configuration import (
     UpstreamSettings,
 )
 from ultrafast.gateway.configuration_file import (
-    CONFIGURATION_VARIABLE,
     configuration_path,
     load_configuration,
     show,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ultrafast.cli import options, output
+from ultrafast.directories import CONFIGURATION_VARIABLE
 from ultrafast.errors import UltrafastError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ _ANSWER_SECONDS: Final = 60.0
 # A server that starts or ends holds the directory and has no socket yet, or no longer; another command is brief.
 _PATIENCE_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.1
-_CONFIGURATION_VARIABLE: Final = "ULTRAFAST_CONFIG"  # what reads it loads slowly
 _FOLDED_LETTERS: Final = 12
 _MILLION: Final = 1_000_000
 
@@ -33,7 +33,7 @@ DataDirectory = Annotated[
     typer.Option(
         "--data-directory",
         metavar="DIR",
-        help="The server's data directory. Default: that of ULTRAFAST_DATA, of ULTRAFAST_CONFIG's file, or your own.",
+        help="The server's data directory. Default: ULTRAFAST_DATA's, else the configuration file's, else your own.",
     ),
 ]
 
@@ -74,8 +74,8 @@ def _configured_directory() -> str | None:
     """The data directory of the file that the server reads, too, as far as the environment names that file."""
     import os
 
-    if not os.environ.get(_CONFIGURATION_VARIABLE):
-        return None
+    if not os.environ.get(CONFIGURATION_VARIABLE):
+        return None  # what reads the file is slow to load
     from ultrafast.gateway.configuration_file import configuration_path, load_configuration
     from ultrafast.gateway.configuration_overrides import environment_overrides
 

@@ -33,11 +33,11 @@ from ultrafast.gateway.routes import Opened
 
 KEEP_ALIVE_SECONDS = 5.0
 
-Prepare = Callable[[str | None], None]  # called, with a backend's fingerprint, while that backend begins
+Prepare = Callable[[], None]  # called while a backend begins; the exchange has its fingerprint
 Opening = Callable[[Prepare], Coroutine[Any, Any, Opened]]
 
 
-def _prepare_nothing(system_fingerprint: str | None) -> None:
+def _prepare_nothing() -> None:
     pass
 
 
@@ -76,7 +76,7 @@ async def whole_answer(exchange: Exchange, chat: ChatRequest, opening: Opening, 
         for index, choice in enumerate(collected)
     ]
     exchange.tier_served = opened.tier
-    heading = exchange.heading(exchange.system_fingerprint)
+    heading = exchange.heading()
     response = ChatCompletion(
         id=heading.id,
         object="chat.completion",
@@ -131,10 +131,10 @@ class _EventResponse:
         self._comment: asyncio.Task[None] | None = None
         self.started = False
 
-    def prepare(self, system_fingerprint: str | None) -> None:
+    def prepare(self) -> None:
         """Make ready what can be known before the first event: the backend works now, and nothing waits for this."""
         self._writer = ChunkWriter(
-            self._exchange.heading(system_fingerprint),
+            self._exchange.heading(),
             seed=self._chat.seed,
             include_usage=self._chat.include_usage,
             gateway_queue_seconds=self._exchange.queue_seconds,
@@ -145,7 +145,7 @@ class _EventResponse:
         exchange, chat = self._exchange, self._chat
         if exchange.tier_served != opened.tier:
             exchange.tier_served = opened.tier
-            self.prepare(exchange.system_fingerprint)
+            self.prepare()
         writer = self._writer
         opened.divert(partial(self._take, writer))
         async for event in opened:

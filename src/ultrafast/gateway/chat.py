@@ -134,17 +134,18 @@ class ChatCompletions:
 
     async def _open(self, exchange: Exchange, call: Call, prepare: Prepare) -> Opened:
         """Have a backend begin to answer; returns with its first event."""
-        service = self._service
+
+        def submitted(backend: str) -> None:
+            exchange.system_fingerprint = self._service.system_fingerprint(backend)
+            prepare()
+
         attempts: list[Attempt] = []
         try:
-            opened = await service.routes.open(
-                call, attempts, lambda backend: prepare(service.system_fingerprint(backend))
-            )
+            opened = await self._service.routes.open(call, attempts, submitted)
         finally:
             for attempt in attempts:
                 logger.warning("%s: backend %s: %s", exchange.request_id, attempt.backend, attempt.reason)
         exchange.backend = opened.backend
-        exchange.system_fingerprint = service.system_fingerprint(opened.backend)
         return opened
 
 

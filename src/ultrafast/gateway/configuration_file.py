@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 from msgspec import inspect
 
+from ultrafast.directories import CONFIGURATION_VARIABLE
 from ultrafast.errors import ConfigurationError
 from ultrafast.gateway import toml_lines
 from ultrafast.gateway.configuration import Configuration
@@ -18,7 +19,6 @@ from ultrafast.gateway.configuration_check import check
 from ultrafast.gateway.configuration_overrides import Overrides, override
 from ultrafast.gateway.configuration_values import choice_of, dotted, fits, key_text, value_text, words_of
 
-CONFIGURATION_VARIABLE: Final = "ULTRAFAST_CONFIG"
 MAXIMUM_FILE_BYTES: Final = 1 << 20
 
 # Tables whose entries add to the defaults or change them, one by one; any other table replaces its default.

@@ -74,14 +74,14 @@ class Exchange:
             self.task.uncancel()
         return error
 
-    def heading(self, system_fingerprint: str | None) -> Heading:
+    def heading(self) -> Heading:
         """What is equal in every piece of the response; the tier is the one served as far as is known by now."""
         return Heading(
             id="chatcmpl-" + uuid.uuid4().hex,
             created=int(self.started),
             model=self.model,
             service_tier=self.tier_served,
-            system_fingerprint=system_fingerprint,
+            system_fingerprint=self.system_fingerprint,
         )
 
     def headers(self) -> Headers:

@@ -72,17 +72,15 @@ def body_of(error: UltrafastError) -> bytes:
 
 def headers_of(error: UltrafastError) -> Headers:
     """Extra headers of ``error``: how and whether to retry."""
+    own = error.headers if isinstance(error, HttpError) else []
+    if any(name == _SHOULD_RETRY for name, _ in own):
+        return own
     status = status_of(error)
-    if status != HTTPStatus.SERVICE_UNAVAILABLE:
-        own = error.headers if isinstance(error, HttpError) else []
-        if any(name == _SHOULD_RETRY for name, _ in own):
-            return own
-        is_passing = status == HTTPStatus.REQUEST_TIMEOUT or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        return [*own, (_SHOULD_RETRY, b"true" if is_passing else b"false")]
-    if isinstance(error, HttpError):
-        return error.headers
-    known = error.retry_after_seconds if isinstance(error, EngineUnavailableError) else None
-    return retry_headers(known or 0.0)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        known = error.retry_after_seconds if isinstance(error, EngineUnavailableError) else None
+        return own + retry_headers(known or 0.0)
+    is_passing = status == HTTPStatus.REQUEST_TIMEOUT or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return [*own, (_SHOULD_RETRY, b"true" if is_passing else b"false")]
 
 
 def retry_headers(seconds: float = 0.0) -> Headers:

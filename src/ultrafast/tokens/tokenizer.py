@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -72,29 +72,27 @@ class Tokenizer:
         """
         if not special:
             return self._encoder.encode(text, continues=False)
-        ids: list[int] = []
-        for part in self.control_tokens.cut(text):
-            if not isinstance(part, str):
-                ids.append(part.index)
-                continue
-            continues = bool(ids)
-            found = known.get((part, continues))
-            if found is None:
-                found = self._encoder.encode(restore(part) if restore else part, continues=continues)
-            ids += found
-        return ids
+        return [index for _, ids in self._pieces(text, restore, known) for index in ids]
 
     def parts(self, text: str) -> dict[tuple[str, bool], list[int]]:
         """The ids of each part of ``text`` between control tokens, by part and whether anything stands before it."""
-        found: dict[tuple[str, bool], list[int]] = {}
-        any_before = False
+        return {key: ids for key, ids in self._pieces(text, None, {}) if key is not None}
+
+    def _pieces(
+        self, text: str, restore: Callable[[str], str] | None, known: Mapping[tuple[str, bool], list[int]]
+    ) -> Iterator[tuple[tuple[str, bool] | None, list[int]]]:
+        """Control tokens and the parts between them in order, with their ids; a control token has no key."""
+        continues = False
         for part in self.control_tokens.cut(text):
             if isinstance(part, str):
-                found[part, any_before] = self._encoder.encode(part, continues=any_before)
-                any_before = any_before or bool(found[part, any_before])
+                key = part, continues
+                ids = known.get(key)
+                if ids is None:
+                    ids = self._encoder.encode(restore(part) if restore else part, continues=continues)
             else:
-                any_before = True
-        return found
+                key, ids = None, [part.index]
+            continues = continues or bool(ids)
+            yield key, ids
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a text to be continued as it stands: after a beginning-of-sequence token where the model's
