@@ -110,6 +110,7 @@ def _show_json(model: str) -> bool:
 
 def _show_line(model: str) -> bool:
     """The verdict and the least that tells one model from another."""
+    from ultrafast.models.support import in_one_line
     from ultrafast.weights.source import shown
 
     try:
@@ -117,7 +118,7 @@ def _show_line(model: str) -> bool:
     except ModelError as error:
         unsupported = [_without_path(str(error), model)]
     if unsupported:
-        line = f"unsupported  {shown(model)}: {'; also: '.join(unsupported)}"
+        line = f"unsupported  {shown(model)}: {in_one_line(unsupported)}"
     else:
         size = megabytes(sum(size for _, size in facts.files))
         line = (

@@ -44,9 +44,14 @@ def in_full(error: UnsupportedModelError, path: Path, template_file: Path | None
     try:
         with open_model(path, any_type=True) as source:
             reasons = reasons_against(source, template_file)
-            return UnsupportedModelError(f"{shown(source.path)}: {'; also: '.join(reasons)}") if reasons[1:] else error
+            return UnsupportedModelError(f"{shown(source.path)}: {in_one_line(reasons)}") if reasons[1:] else error
     except ModelError:
         return error
+
+
+def in_one_line(reasons: list[str]) -> str:
+    """All of them, for a person."""
+    return "; also: ".join(reasons)
 
 
 def _without_path(error: ModelError, path: Path) -> str:
