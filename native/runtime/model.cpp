@@ -55,50 +55,35 @@ std::vector<Model::Piece> Model::units_of(const std::vector<std::int32_t>& matri
   return all;
 }
 
-// Contiguous shares, equal to within one.
-std::vector<std::vector<Model::Piece>> Model::deal(const std::vector<Piece>& all) const {
-  const auto members = static_cast<std::size_t>(team_.members());
-  std::vector<std::vector<Piece>> dealt(members);
-  for (std::size_t m = 0; m < members; ++m) {
-    const auto begin = static_cast<std::ptrdiff_t>(all.size() * m / members);
-    const auto end = static_cast<std::ptrdiff_t>(all.size() * (m + 1) / members);
-    dealt[m].assign(all.begin() + begin, all.begin() + end);
-  }
-  return dealt;
-}
-
-void Model::share_out(Operation& operation) {
-  const auto gated_units = [this](std::int32_t gate, std::int32_t up, std::int32_t expert) {
-    std::vector<Piece> units = units_of({gate});
-    for (Piece& piece : units) {
+void Model::list_pieces(Operation& operation) {
+  const auto append_gated = [&](std::int32_t gate, std::int32_t up, std::int32_t expert) {
+    for (Piece& piece : units_of({gate})) {
       piece.partner = up;
       piece.expert = expert;
+      operation.pieces.push_back(piece);
     }
-    return deal(units);
   };
-  const auto append = [](std::vector<std::vector<Piece>>& to, const std::vector<std::vector<Piece>>& more) {
-    for (std::size_t m = 0; m < to.size(); ++m) to[m].insert(to[m].end(), more[m].begin(), more[m].end());
-  };
-  operation.pieces.resize(static_cast<std::size_t>(team_.members()));
   switch (operation.kind) {
     case Kind::kGated:
-      operation.pieces = gated_units(operation.matrices[0], operation.matrices[1], 0);
+      append_gated(operation.matrices[0], operation.matrices[1], 0);
       break;
     case Kind::kLinear:
     case Kind::kOutput:
-      operation.pieces = deal(units_of(operation.matrices));
+      operation.pieces = units_of(operation.matrices);
       break;
     case Kind::kMixture: {
       const Experts& experts = operation.experts;
-      operation.router_pieces = deal(units_of({experts.router}));
-      operation.down_pieces.resize(operation.pieces.size());
+      operation.router_pieces = units_of({experts.router});
       for (std::int32_t e = 0; e < experts.count(); ++e) {
         const auto at = static_cast<std::size_t>(e);
-        append(operation.pieces, gated_units(experts.gates[at], experts.ups[at], e));
-        std::vector<Piece> downs = units_of({experts.downs[at]});
-        for (Piece& piece : downs) piece.expert = e;
-        append(operation.down_pieces, deal(downs));
+        append_gated(experts.gates[at], experts.ups[at], e);
+        for (Piece& piece : units_of({experts.downs[at]})) {
+          piece.expert = e;
+          operation.down_pieces.push_back(piece);
+        }
       }
+      std::stable_sort(operation.down_pieces.begin(), operation.down_pieces.end(),
+                       [](const Piece& a, const Piece& b) { return a.unit < b.unit; });
       break;
     }
     default:
@@ -106,32 +91,32 @@ void Model::share_out(Operation& operation) {
   }
 }
 
-// The pieces a member reads in an operation, in order.
+// The pieces of a member's own share of an operation, in order: those that it reads where all members keep pace.
 template <class Visit>
-void Model::each_piece(Operation& operation, std::size_t member, const Visit& visit) {
-  for (std::vector<std::vector<Piece>>* shares :
-       {&operation.router_pieces, &operation.pieces, &operation.down_pieces}) {
-    if (shares->empty()) continue;
-    for (Piece& piece : (*shares)[member]) visit(piece);
+void Model::each_piece(Operation& operation, int member, const Visit& visit) {
+  for (std::vector<Piece>* pieces : {&operation.router_pieces, &operation.pieces, &operation.down_pieces}) {
+    const Share own = share(std::ssize(*pieces), member, team_.members());
+    for (std::int64_t i = own.begin; i < own.end; ++i) visit((*pieces)[static_cast<std::size_t>(i)]);
   }
 }
 
-// Gives every unit its place: in the arena of the member that reads it first, in the order a step reads it. A tied
-// embedding and output layer share one copy. Returns each arena's bytes.
+// Gives every unit its place: in the arena of the member whose share it is in first, in the order a step reads it. A
+// tied embedding and output layer share one copy. Returns each arena's bytes.
 std::vector<std::int64_t> Model::place_units() {
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(team_.members()), 0);
-  const auto place = [&](std::size_t member, std::int32_t index, std::int64_t unit) {
+  const auto place = [&](int member, std::int32_t index, std::int64_t unit) {
     Matrix& owner = matrices_[static_cast<std::size_t>(index)];
     Place& at = owner.units[static_cast<std::size_t>(unit)];
     if (at.member >= 0) return;
-    at.member = static_cast<int>(member);
-    at.offset = bytes[member];
-    bytes[member] += unit_bytes(owner.source.type, owner.source.columns);
+    std::int64_t& end = bytes[static_cast<std::size_t>(member)];
+    at.member = member;
+    at.offset = end;
+    end += unit_bytes(owner.source.type, owner.source.columns);
   };
   for (Matrix& each : matrices_) each.units.assign(static_cast<std::size_t>(each.unit_count()), {});
   for (Operation& operation : program_) {
-    share_out(operation);
-    for (std::size_t m = 0; m < bytes.size(); ++m) {
+    list_pieces(operation);
+    for (int m = 0; m < team_.members(); ++m) {
       each_piece(operation, m, [&](const Piece& piece) {
         place(m, piece.matrix, piece.unit);
         if (piece.partner >= 0) place(m, piece.partner, piece.unit);
@@ -149,7 +134,7 @@ void Model::fill_arenas() {
   const std::vector<std::int64_t> bytes = place_units();
   for (const std::int64_t each : bytes) arenas_.emplace_back(static_cast<std::size_t>(each));
   std::atomic<bool> sound = true;
-  team_.run([&](int member) {
+  team_.run(Team::Attendance::kEveryone, [&](int member) {
     std::uint8_t* arena = arenas_[static_cast<std::size_t>(member)].data();
     for (Matrix& each : matrices_) {
       for (std::size_t u = 0; u < each.units.size(); ++u) {
@@ -165,7 +150,7 @@ void Model::fill_arenas() {
     return matrices_[static_cast<std::size_t>(index)].units[static_cast<std::size_t>(unit)].data;
   };
   for (Operation& operation : program_) {
-    for (std::size_t m = 0; m < bytes.size(); ++m) {
+    for (int m = 0; m < team_.members(); ++m) {
       each_piece(operation, m, [&](Piece& piece) {
         piece.data = data_of(piece.matrix, piece.unit);
         if (piece.partner >= 0) piece.second = data_of(piece.partner, piece.unit);

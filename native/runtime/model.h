@@ -126,7 +126,7 @@ class Model {
 
   enum class Kind { kEmbed, kLinear, kGated, kNorm, kAttention, kMixture, kOutput };
 
-  // One unit a thread owns: where it is and which 32 columns of the destination it gives.
+  // One unit: where it is and which 32 columns of the destination it gives.
   struct Piece {
     std::int32_t matrix;
     std::int64_t unit;
@@ -149,10 +149,10 @@ class Model {
     std::vector<float> bias = {};  // [columns of the destination], zero where a matrix has none; empty without any
     AttentionOptions attention = {};
     Experts experts = {};
-    // [thread] units in the order they are read; a mixture reads its router, the gates and ups, then the downs.
-    std::vector<std::vector<Piece>> pieces = {};
-    std::vector<std::vector<Piece>> router_pieces = {};
-    std::vector<std::vector<Piece>> down_pieces = {};
+    // Units in the order they are read; a mixture reads its router, the gates and ups, then the downs.
+    std::vector<Piece> pieces = {};
+    std::vector<Piece> router_pieces = {};
+    std::vector<Piece> down_pieces = {};  // [unit][expert]
   };
 
   // Where a unit lies: at `offset` of a member's arena.
@@ -192,13 +192,12 @@ class Model {
                                  const std::vector<std::int32_t>& biases) const;
   void add_operation(Operation operation);
   std::vector<Piece> units_of(const std::vector<std::int32_t>& matrices) const;
-  std::vector<std::vector<Piece>> deal(const std::vector<Piece>& all) const;
-  void share_out(Operation& operation);
+  void list_pieces(Operation& operation);
   std::vector<std::int64_t> place_units();
   void fill_arenas();
   void make_rooms();
   template <class Visit>
-  void each_piece(Operation& operation, std::size_t member, const Visit& visit);
+  void each_piece(Operation& operation, int member, const Visit& visit);
   std::int64_t widest_input() const;
 
   const KernelTable& kernels_;
@@ -225,11 +224,11 @@ class Model {
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
-// Up to this many rows every thread prepares all activations for itself: cheaper than meeting at a barrier.
+// Up to this many rows every thread prepares all activations for itself: cheaper than a stage more.
 constexpr std::int32_t kOwnRows = 4;
 // Rows of logits in flight.
 constexpr std::int32_t kPickRows = 16;
-// Rows per sweep over the weights, so that their activations stay in the core's cache.
+// Rows of one task and of a sweep over the weights: their activations stay in the core's cache.
 constexpr std::int32_t kSweepRows = 64;
 
 }  // namespace ultrafast

@@ -17,7 +17,7 @@ StepOutput Model::step(const StepInput& input) {
     ~Release() { flag.clear(std::memory_order_release); }
   } release{busy_};
   StepRun run(*this, input);
-  team_.run([&run](int member) { run.run(member); });
+  team_.run(Team::Attendance::kWhoeverComes, [&run](int member) { run.run(member); });
   return run.take_output();
 }
 
@@ -156,15 +156,13 @@ void StepRun::fail(std::int64_t row) { failed_[static_cast<std::size_t>(row)].st
 void StepRun::embed(const Model::Operation& operation, int member) {
   const Model::Matrix& table = model_.matrix(operation.matrices[0]);
   const Model::Buffer& out = model_.buffer(operation.destination);
-  const auto [begin, end] = share(static_cast<std::int64_t>(rows_.size()), member, model_.team_.members());
-  for (std::int64_t i = begin; i < end; ++i) {
+  model_.team_.each(member, std::ssize(rows_), [&](std::int64_t i) {
     const std::int32_t token = input_.tokens[static_cast<std::size_t>(i)];
     model_.kernels_.dequantise_row(table.source.type, table.units[static_cast<std::size_t>(token / kUnitRows)].data,
                                    token % kUnitRows, table.source.columns, out.row(i));
-    if (operation.scale == 1.0f) continue;
+    if (operation.scale == 1.0f) return;
     for (std::int64_t c = 0; c < table.source.columns; ++c) out.row(i)[c] *= operation.scale;
-  }
-  model_.team_.barrier();
+  });
 }
 
 void StepRun::prepare_row(const Model::Operation& operation, std::int32_t row, const Activation& out) {
@@ -186,20 +184,6 @@ void StepRun::prepare_row(const Model::Operation& operation, std::int32_t row, c
   }
   if (needs_bytes) model_.kernels_.quantise(values, columns, out);
   if (!good) fail(row);
-}
-
-const Activation* StepRun::prepare(const Model::Operation& operation, const std::int32_t* which, std::int32_t count,
-                                   int member) {
-  if (count <= kOwnRows) {
-    const std::vector<Activation>& own = model_.own_activations_[static_cast<std::size_t>(member)].rows;
-    for (std::int32_t i = 0; i < count; ++i) prepare_row(operation, which[i], own[static_cast<std::size_t>(i)]);
-    return own.data();
-  }
-  const std::vector<Activation>& shared = model_.shared_activations_.rows;
-  const auto [begin, end] = share(count, member, model_.team_.members());
-  for (std::int64_t i = begin; i < end; ++i) prepare_row(operation, which[i], shared[static_cast<std::size_t>(i)]);
-  model_.team_.barrier();
-  return shared.data();
 }
 
 void StepRun::multiply(std::int32_t matrix, const std::uint8_t* unit, const Activation* activations, std::int32_t rows,
@@ -230,22 +214,51 @@ void StepRun::settle(const Model::Operation& operation, const float* products, s
   }
 }
 
+namespace {
+
+// The tasks of a product: each unit of the weights in each sweep of the rows. A member's own tasks are its own units,
+// sweep after sweep, so that the activations of one stay in its cache.
+struct Sweeps {
+  std::int64_t units;
+  std::int64_t count;
+  int members;
+
+  struct Place {
+    std::int64_t unit;
+    std::int64_t sweep;
+  };
+
+  std::int64_t tasks() const { return units * count; }
+  Place at(std::int64_t task) const {
+    if (count == 1) return {task, 0};
+    int owner = 0;
+    while (task >= share(units, owner, members).end * count) ++owner;
+    const Share own = share(units, owner, members);
+    const std::int64_t within = task - own.begin * count;
+    const std::int64_t width = own.end - own.begin;
+    return {own.begin + within % width, within / width};
+  }
+};
+
+}  // namespace
+
 void StepRun::linear(const Model::Operation& operation, int member) {
   const auto count = static_cast<std::int32_t>(rows_.size());
-  const Activation* activations = prepare(operation, all_.data(), count, member);
   const Model::Buffer& out = model_.buffer(operation.destination);
   const Scratch scratch = scratch_of(member);
   const bool plain = operation.bias.empty() && operation.scale == 1.0f;
-  for (std::int32_t first = 0; first < count; first += kSweepRows) {
-    for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
-      const std::int32_t rows = std::min(kSweepRows, count - first);
-      float* to = out.row(first) + piece.column;
-      multiply(piece.matrix, piece.data, activations + first, rows, plain ? to : scratch.gate,
-               plain ? out.width : kUnitRows, plain && operation.accumulate ? Epilogue::kAdd : Epilogue::kStore);
-      if (!plain) settle(operation, scratch.gate, rows, piece.column, to, out.width);
-    }
-  }
-  model_.team_.barrier();
+  const Sweeps sweeps{std::ssize(operation.pieces), (count + kSweepRows - 1) / kSweepRows, model_.team_.members()};
+  each_prepared(
+      operation, all_.data(), count, member, sweeps.tasks(), [&](const Activation* activations, std::int64_t task) {
+        const auto [unit, sweep] = sweeps.at(task);
+        const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(unit)];
+        const auto first = static_cast<std::int32_t>(sweep) * kSweepRows;
+        const std::int32_t rows = std::min(kSweepRows, count - first);
+        float* to = out.row(first) + piece.column;
+        multiply(piece.matrix, piece.data, activations + first, rows, plain ? to : scratch.gate,
+                 plain ? out.width : kUnitRows, plain && operation.accumulate ? Epilogue::kAdd : Epilogue::kStore);
+        if (!plain) settle(operation, scratch.gate, rows, piece.column, to, out.width);
+      });
 }
 
 // scratch.gate = activation(gate · x) × (up · x) of one unit.
@@ -258,27 +271,27 @@ void StepRun::gate_unit(const Model::Operation& operation, const Model::Piece& p
 
 void StepRun::gated(const Model::Operation& operation, int member) {
   const auto count = static_cast<std::int32_t>(rows_.size());
-  const Activation* activations = prepare(operation, all_.data(), count, member);
   const Model::Buffer& out = model_.buffer(operation.destination);
   const Scratch scratch = scratch_of(member);
-  for (std::int32_t first = 0; first < count; first += kSweepRows) {
-    const std::int32_t rows = std::min(kSweepRows, count - first);
-    for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
-      gate_unit(operation, piece, activations + first, rows, scratch);
-      for (std::int32_t r = 0; r < rows; ++r) {
-        std::memcpy(out.row(first + r) + piece.column, scratch.gate + r * kUnitRows, kUnitRows * sizeof(float));
-      }
-    }
-  }
-  model_.team_.barrier();
+  const Sweeps sweeps{std::ssize(operation.pieces), (count + kSweepRows - 1) / kSweepRows, model_.team_.members()};
+  each_prepared(
+      operation, all_.data(), count, member, sweeps.tasks(), [&](const Activation* activations, std::int64_t task) {
+        const auto [unit, sweep] = sweeps.at(task);
+        const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(unit)];
+        const auto first = static_cast<std::int32_t>(sweep) * kSweepRows;
+        const std::int32_t rows = std::min(kSweepRows, count - first);
+        gate_unit(operation, piece, activations + first, rows, scratch);
+        for (std::int32_t r = 0; r < rows; ++r) {
+          std::memcpy(out.row(first + r) + piece.column, scratch.gate + r * kUnitRows, kUnitRows * sizeof(float));
+        }
+      });
 }
 
 void StepRun::norm(const Model::Operation& operation, int member) {
   const std::vector<float>& weight = model_.vector(operation.input.norm);
-  const auto columns = static_cast<std::int64_t>(weight.size());
+  const auto columns = std::ssize(weight);
   float* normalised = model_.own_activations_[static_cast<std::size_t>(member)].rows[0].values;
-  const auto [begin, end] = share(static_cast<std::int64_t>(rows_.size()), member, model_.team_.members());
-  for (std::int64_t i = begin; i < end; ++i) {
+  model_.team_.each(member, std::ssize(rows_), [&](std::int64_t i) {
     const float* source = model_.buffer(operation.input.source).row(i);
     if (!model_.kernels_.rms_norm(source, weight.data(), operation.input.epsilon, columns, normalised)) fail(i);
     float* out = model_.buffer(operation.destination).row(i);
@@ -286,8 +299,7 @@ void StepRun::norm(const Model::Operation& operation, int member) {
       const float value = normalised[c] * operation.scale;
       out[c] = operation.accumulate ? out[c] + value : value;
     }
-  }
-  model_.team_.barrier();
+  });
 }
 
 StepOutput StepRun::take_output() {

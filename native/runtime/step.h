@@ -1,4 +1,7 @@
-// One pass of the program over a batch of rows. Built by Model::step, run by every member of the team.
+// One pass of the program over a batch of rows. Built by Model::step, run by the members of the team.
+//
+// An operation is one stage of the team or several. What stages write is only touched inside their tasks: a member that
+// comes late passes through stages that are over.
 #pragma once
 
 #include <atomic>
@@ -7,15 +10,6 @@
 #include "model.h"
 
 namespace ultrafast {
-
-// Member m's share [begin, end) of n equal tasks.
-struct Share {
-  std::int64_t begin;
-  std::int64_t end;
-};
-inline Share share(std::int64_t n, int member, int members) {
-  return {n * member / members, n * (member + 1) / members};
-}
 
 class StepRun {
  public:
@@ -56,9 +50,11 @@ class StepRun {
   Scratch scratch_of(int member) const;
 
   void embed(const Model::Operation& operation, int member);
-  // The activations of rows_[which[0..count)], seen by every member; rows that are not finite are noted.
-  const Activation* prepare(const Model::Operation& operation, const std::int32_t* which, std::int32_t count,
-                            int member);
+  // A stage over the activations of rows_[which[0..count)]: task(activations, i) for i in [0, tasks). Rows that are not
+  // finite are noted.
+  template <class Task>
+  void each_prepared(const Model::Operation& operation, const std::int32_t* which, std::int32_t count, int member,
+                     std::int64_t tasks, const Task& task);
   void prepare_row(const Model::Operation& operation, std::int32_t row, const Activation& out);
   void fail(std::int64_t row);
   // out[row × stride + c] (+)= one unit's 32 columns, for `rows` activations.
@@ -73,8 +69,13 @@ class StepRun {
   void norm(const Model::Operation& operation, int member);
   void mixture(const Model::Operation& operation, int member);
   void route(const Model::Operation& operation, std::int64_t row);
-  void run_experts(const Model::Operation& operation, const Activation* activations, int member);
-  void join_experts(const Model::Operation& operation, int member);
+  void group_slots(const Model::Operation& operation);
+  template <class Sweep>
+  void each_sweep(std::int32_t expert, const Sweep& sweep) const;
+  void run_expert(const Model::Operation& operation, const Model::Piece& piece, const Activation* activations,
+                  const Scratch& scratch);
+  void prepare_slot(const Model::Operation& operation, std::int64_t slot);
+  void join_expert(const Model::Operation& operation, const Model::Piece& piece, const Scratch& scratch);
   void attention(const Model::Operation& operation, int member);
   void norm_queries(const Model::Operation& operation, std::int64_t row);
   void store_keys(const Model::Operation& operation, std::int32_t row, std::int32_t kv_head);
@@ -84,7 +85,9 @@ class StepRun {
   void gather(const Row& row, std::int32_t layer, std::int32_t kv_head, const Scratch& scratch);
   void output(const Model::Operation& operation, int member);
   void finish_logits(const Model::Operation& operation, float* logits, std::int32_t count);
-  void pick_rows(std::int32_t first, std::int32_t count, const Activation* activations, int member);
+  void keep_hidden(std::int32_t first, std::int32_t count, const Activation* activations);
+  void pick_rows(std::int32_t first, std::int32_t count, int member);
+  void find_best(std::int32_t first, std::int32_t count, std::int64_t part);
   void pick_row(std::int32_t wanted, const float* logits, int member);
   void merge_greedy(std::int32_t first, std::int32_t count);
   bool picks_greedily(std::int32_t wanted) const;
@@ -101,8 +104,26 @@ class StepRun {
   std::vector<std::atomic<std::uint8_t>> failed_;  // per row
   std::vector<std::int32_t> routes_;               // [row][used] experts, ascending
   std::vector<float> route_weights_;               // [row][used]
-  std::vector<std::int32_t> best_;                 // [thread][kPickRows]: arg-max of the thread's columns
+  std::vector<std::int32_t> expert_first_;         // [experts + 1] into expert_slots_
+  std::vector<std::int32_t> expert_slots_;         // slots (row × used + i) by their expert
+  std::vector<std::int32_t> best_;                 // [part][kPickRows]: arg-max of a part of the columns
   StepOutput output_;
 };
+
+template <class Task>
+void StepRun::each_prepared(const Model::Operation& operation, const std::int32_t* which, std::int32_t count,
+                            int member, std::int64_t tasks, const Task& task) {
+  if (count > kOwnRows) {
+    const Activation* shared = model_.shared_activations_.rows.data();
+    model_.team_.each(member, count, [&](std::int64_t i) { prepare_row(operation, which[i], shared[i]); });
+    model_.team_.each(member, tasks, [&](std::int64_t i) { task(shared, i); });
+    return;
+  }
+  const Activation* own = model_.own_activations_[static_cast<std::size_t>(member)].rows.data();
+  const auto prepare = [&] {
+    for (std::int32_t i = 0; i < count; ++i) prepare_row(operation, which[i], own[i]);
+  };
+  model_.team_.each(member, tasks, prepare, [&](std::int64_t i) { task(own, i); });
+}
 
 }  // namespace ultrafast

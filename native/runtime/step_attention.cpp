@@ -18,29 +18,20 @@ std::int32_t largest_divisor(std::int32_t n, std::int32_t limit) {
 
 void StepRun::attention(const Model::Operation& operation, int member) {
   const Shape& shape = model_.shape_;
-  const auto rows = static_cast<std::int32_t>(rows_.size());
-  const int members = model_.team_.members();
+  const auto rows = std::ssize(rows_);
   if (operation.attention.query_norm >= 0 || operation.attention.key_norm >= 0) {
-    const auto [begin, end] = share(rows, member, members);
-    for (std::int64_t row = begin; row < end; ++row) norm_queries(operation, row);
-    model_.team_.barrier();
+    model_.team_.each(member, rows, [&](std::int64_t row) { norm_queries(operation, row); });
   }
-  const std::int64_t pairs = std::int64_t{rows} * shape.kv_head_count;
-  for (std::int64_t task = pairs * member / members; task < pairs * (member + 1) / members; ++task) {
+  model_.team_.each(member, rows * shape.kv_head_count, [&](std::int64_t task) {
     store_keys(operation, static_cast<std::int32_t>(task / shape.kv_head_count),
                static_cast<std::int32_t>(task % shape.kv_head_count));
-  }
-  model_.team_.barrier();
-  // Later rows see more keys: dealing them out in turn keeps the members level.
-  const std::int32_t heads = tile_heads_;
-  const std::int64_t shares = shape.head_count / heads;
+  });
+  const std::int64_t shares = shape.head_count / tile_heads_;
   const Scratch scratch = scratch_of(member);
-  const auto tasks = static_cast<std::int64_t>(tiles_.size()) * shares;
-  for (std::int64_t task = member; task < tasks; task += members) {
-    attend(operation, tiles_[static_cast<std::size_t>(task / shares)], static_cast<std::int32_t>(task % shares) * heads,
-           heads, scratch);
-  }
-  model_.team_.barrier();
+  model_.team_.each(member, std::ssize(tiles_) * shares, [&](std::int64_t task) {
+    const Tile& tile = tiles_[static_cast<std::size_t>(task / shares)];
+    attend(operation, tile, static_cast<std::int32_t>(task % shares) * tile_heads_, tile_heads_, scratch);
+  });
 }
 
 // Cuts the rows into tiles as tall as they can be while every member still gets an equal share.

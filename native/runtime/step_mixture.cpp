@@ -11,21 +11,30 @@
 namespace ultrafast {
 
 void StepRun::mixture(const Model::Operation& operation, int member) {
+  Team& team = model_.team_;
   const auto count = static_cast<std::int32_t>(rows_.size());
-  const std::int64_t experts = padded(operation.experts.count());
-  const Activation* activations = prepare(operation, all_.data(), count, member);
+  const std::int64_t experts = operation.experts.count();
+  const Scratch scratch = scratch_of(member);
   auto* logits = reinterpret_cast<float*>(model_.router_.data());
-  for (const Model::Piece& piece : operation.router_pieces[static_cast<std::size_t>(member)]) {
-    multiply(piece.matrix, piece.data, activations, count, logits + piece.column, experts);
-  }
-  model_.team_.barrier();
-  const auto [begin, end] = share(count, member, model_.team_.members());
-  for (std::int64_t row = begin; row < end; ++row) route(operation, row);
-  model_.team_.barrier();
-  run_experts(operation, activations, member);
-  model_.team_.barrier();
-  join_experts(operation, member);
-  model_.team_.barrier();
+  each_prepared(operation, all_.data(), count, member, std::ssize(operation.router_pieces),
+                [&](const Activation* activations, std::int64_t task) {
+                  const Model::Piece& piece = operation.router_pieces[static_cast<std::size_t>(task)];
+                  multiply(piece.matrix, piece.data, activations, count, logits + piece.column, padded(experts));
+                });
+  team.each(member, count, [&](std::int64_t row) { route(operation, row); });
+  team.each(member, 1, [&](std::int64_t) { group_slots(operation); });
+  each_prepared(operation, all_.data(), count, member, std::ssize(operation.pieces),
+                [&](const Activation* activations, std::int64_t task) {
+                  run_expert(operation, operation.pieces[static_cast<std::size_t>(task)], activations, scratch);
+                });
+  team.each(member, std::int64_t{count} * operation.experts.used,
+            [&](std::int64_t slot) { prepare_slot(operation, slot); });
+  // One task has all experts of its columns, so that their sum is in order.
+  team.each(member, std::ssize(operation.down_pieces) / experts, [&](std::int64_t unit) {
+    for (std::int64_t e = 0; e < experts; ++e) {
+      join_expert(operation, operation.down_pieces[static_cast<std::size_t>(unit * experts + e)], scratch);
+    }
+  });
 }
 
 // The row's best experts (ties to the lower one) and their weights: a softmax over all, then over the chosen where the
@@ -57,85 +66,72 @@ void StepRun::route(const Model::Operation& operation, std::int64_t row) {
   }
 }
 
-namespace {
-
 // Slots (row × used + i) by the expert they go to, each expert's ascending.
-struct SlotsByExpert {
-  std::vector<std::int32_t> first;  // [experts + 1]
-  std::vector<std::int32_t> slots;
-
-  SlotsByExpert(const std::vector<std::int32_t>& routes, std::size_t count, std::int32_t experts)
-      : first(static_cast<std::size_t>(experts) + 1, 0), slots(count) {
-    for (std::size_t s = 0; s < count; ++s) ++first[static_cast<std::size_t>(routes[s]) + 1];
-    std::partial_sum(first.begin(), first.end(), first.begin());
-    std::vector<std::int32_t> next(first.begin(), first.end() - 1);
-    for (std::size_t s = 0; s < count; ++s) {
-      slots[static_cast<std::size_t>(next[static_cast<std::size_t>(routes[s])]++)] = static_cast<std::int32_t>(s);
-    }
-  }
-};
-
-}  // namespace
-
-// expert_[slot] = activation(gate · x) × (up · x) of the slot's expert.
-void StepRun::run_experts(const Model::Operation& operation, const Activation* activations, int member) {
-  const Experts& experts = operation.experts;
-  const SlotsByExpert by_expert(routes_, rows_.size() * static_cast<std::size_t>(experts.used), experts.count());
-  const Scratch scratch = scratch_of(member);
-  Activation taken[kSweepRows];
-  for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
-    const auto expert = static_cast<std::size_t>(piece.expert);
-    const std::int32_t end = by_expert.first[expert + 1];
-    for (std::int32_t first = by_expert.first[expert]; first < end; first += kSweepRows) {
-      const std::int32_t rows = std::min(kSweepRows, end - first);
-      const std::int32_t* slots = by_expert.slots.data() + first;
-      for (std::int32_t r = 0; r < rows; ++r) taken[r] = activations[slots[r] / experts.used];
-      gate_unit(operation, piece, taken, rows, scratch);
-      for (std::int32_t r = 0; r < rows; ++r) {
-        float* out = reinterpret_cast<float*>(model_.expert_.data()) + slots[r] * model_.widest_expert_;
-        std::memcpy(out + piece.column, scratch.gate + r * kUnitRows, kUnitRows * sizeof(float));
-      }
-    }
+void StepRun::group_slots(const Model::Operation& operation) {
+  const std::size_t count = rows_.size() * static_cast<std::size_t>(operation.experts.used);
+  expert_first_.assign(static_cast<std::size_t>(operation.experts.count()) + 1, 0);
+  expert_slots_.resize(count);
+  for (std::size_t s = 0; s < count; ++s) ++expert_first_[static_cast<std::size_t>(routes_[s]) + 1];
+  std::partial_sum(expert_first_.begin(), expert_first_.end(), expert_first_.begin());
+  std::vector<std::int32_t> next(expert_first_.begin(), expert_first_.end() - 1);
+  for (std::size_t s = 0; s < count; ++s) {
+    expert_slots_[static_cast<std::size_t>(next[static_cast<std::size_t>(routes_[s])]++)] =
+        static_cast<std::int32_t>(s);
   }
 }
 
-// destination += scale × Σ weight × (down · expert_[slot]), by ascending expert.
-void StepRun::join_experts(const Model::Operation& operation, int member) {
+// sweep(slots, rows) for up to kSweepRows of the expert's slots at a time.
+template <class Sweep>
+void StepRun::each_sweep(std::int32_t expert, const Sweep& sweep) const {
+  const std::int32_t end = expert_first_[static_cast<std::size_t>(expert) + 1];
+  for (std::int32_t first = expert_first_[static_cast<std::size_t>(expert)]; first < end; first += kSweepRows) {
+    sweep(expert_slots_.data() + first, std::min(kSweepRows, end - first));
+  }
+}
+
+// expert_[slot] = activation(gate · x) × (up · x), one unit of the slot's expert.
+void StepRun::run_expert(const Model::Operation& operation, const Model::Piece& piece, const Activation* activations,
+                         const Scratch& scratch) {
+  each_sweep(piece.expert, [&](const std::int32_t* slots, std::int32_t rows) {
+    Activation taken[kSweepRows] = {};
+    for (std::int32_t r = 0; r < rows; ++r) taken[r] = activations[slots[r] / operation.experts.used];
+    gate_unit(operation, piece, taken, rows, scratch);
+    for (std::int32_t r = 0; r < rows; ++r) {
+      float* out = reinterpret_cast<float*>(model_.expert_.data()) + slots[r] * model_.widest_expert_;
+      std::memcpy(out + piece.column, scratch.gate + r * kUnitRows, kUnitRows * sizeof(float));
+    }
+  });
+}
+
+// What an expert gave, as its down matrix takes it.
+void StepRun::prepare_slot(const Model::Operation& operation, std::int64_t slot) {
   const Experts& experts = operation.experts;
-  const std::size_t count = rows_.size() * static_cast<std::size_t>(experts.used);
-  const std::vector<Activation>& inputs = model_.shared_activations_.rows;
   const std::int64_t inner = model_.matrix(experts.downs[0]).source.columns;
   const auto quantised = [this](std::int32_t down) { return is_quantised(model_.matrix(down).source.type); };
   const bool needs_bytes = std::any_of(experts.downs.begin(), experts.downs.end(), quantised);
   const bool needs_values = !std::all_of(experts.downs.begin(), experts.downs.end(), quantised);
-  const auto [begin, end] = share(static_cast<std::int64_t>(count), member, model_.team_.members());
-  for (std::int64_t slot = begin; slot < end; ++slot) {
-    const float* values = reinterpret_cast<float*>(model_.expert_.data()) + slot * model_.widest_expert_;
-    const Activation& out = inputs[static_cast<std::size_t>(slot)];
-    if (!model_.kernels_.finite(values, inner)) fail(slot / experts.used);
-    if (needs_values) std::memcpy(out.values, values, static_cast<std::size_t>(inner) * sizeof(float));
-    if (needs_bytes) model_.kernels_.quantise(values, inner, out);
-  }
-  model_.team_.barrier();
-  const SlotsByExpert by_expert(routes_, count, experts.count());
-  const Scratch scratch = scratch_of(member);
+  const float* values = reinterpret_cast<float*>(model_.expert_.data()) + slot * model_.widest_expert_;
+  const Activation& out = model_.shared_activations_.rows[static_cast<std::size_t>(slot)];
+  if (!model_.kernels_.finite(values, inner)) fail(slot / experts.used);
+  if (needs_values) std::memcpy(out.values, values, static_cast<std::size_t>(inner) * sizeof(float));
+  if (needs_bytes) model_.kernels_.quantise(values, inner, out);
+}
+
+// destination += scale × weight × (down · expert_[slot]), one unit of one expert.
+void StepRun::join_expert(const Model::Operation& operation, const Model::Piece& piece, const Scratch& scratch) {
   const Model::Buffer& destination = model_.buffer(operation.destination);
-  Activation taken[kSweepRows];
-  for (const Model::Piece& piece : operation.down_pieces[static_cast<std::size_t>(member)]) {
-    const auto expert = static_cast<std::size_t>(piece.expert);
-    const std::int32_t last = by_expert.first[expert + 1];
-    for (std::int32_t first = by_expert.first[expert]; first < last; first += kSweepRows) {
-      const std::int32_t rows = std::min(kSweepRows, last - first);
-      const std::int32_t* slots = by_expert.slots.data() + first;
-      for (std::int32_t r = 0; r < rows; ++r) taken[r] = inputs[static_cast<std::size_t>(slots[r])];
-      multiply(piece.matrix, piece.data, taken, rows, scratch.gate, kUnitRows);
-      for (std::int32_t r = 0; r < rows; ++r) {
-        const float weight = route_weights_[static_cast<std::size_t>(slots[r])] * operation.scale;
-        float* out = destination.row(slots[r] / experts.used) + piece.column;
-        for (int c = 0; c < kUnitRows; ++c) out[c] += weight * scratch.gate[r * kUnitRows + c];
-      }
+  each_sweep(piece.expert, [&](const std::int32_t* slots, std::int32_t rows) {
+    Activation taken[kSweepRows] = {};
+    for (std::int32_t r = 0; r < rows; ++r) {
+      taken[r] = model_.shared_activations_.rows[static_cast<std::size_t>(slots[r])];
     }
-  }
+    multiply(piece.matrix, piece.data, taken, rows, scratch.gate, kUnitRows);
+    for (std::int32_t r = 0; r < rows; ++r) {
+      const float weight = route_weights_[static_cast<std::size_t>(slots[r])] * operation.scale;
+      float* out = destination.row(slots[r] / operation.experts.used) + piece.column;
+      for (int c = 0; c < kUnitRows; ++c) out[c] += weight * scratch.gate[r * kUnitRows + c];
+    }
+  });
 }
 
 }  // namespace ultrafast

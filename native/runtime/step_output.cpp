@@ -12,13 +12,23 @@ void StepRun::output(const Model::Operation& operation, int member) {
   auto* logits = reinterpret_cast<float*>(model_.logits_.data());
   for (std::int32_t first = 0; first < total; first += kPickRows) {
     const std::int32_t count = std::min(kPickRows, total - first);
-    const Activation* activations = prepare(operation, wanted_.data() + first, count, member);
-    for (const Model::Piece& piece : operation.pieces[static_cast<std::size_t>(member)]) {
-      multiply(piece.matrix, piece.data, activations, count, logits + piece.column, width);
-      finish_logits(operation, logits + piece.column, count);
-    }
-    model_.team_.barrier();
-    pick_rows(first, count, activations, member);
+    each_prepared(operation, wanted_.data() + first, count, member, std::ssize(operation.pieces),
+                  [&](const Activation* activations, std::int64_t task) {
+                    const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(task)];
+                    multiply(piece.matrix, piece.data, activations, count, logits + piece.column, width);
+                    finish_logits(operation, logits + piece.column, count);
+                    if (task == 0) keep_hidden(first, count, activations);
+                  });
+    pick_rows(first, count, member);
+  }
+}
+
+void StepRun::keep_hidden(std::int32_t first, std::int32_t count, const Activation* activations) {
+  const auto size = static_cast<std::size_t>(model_.shape_.hidden_size);
+  for (std::int32_t i = 0; i < count; ++i) {
+    const std::int32_t hidden = hidden_index_[static_cast<std::size_t>(first + i)];
+    if (hidden < 0) continue;
+    std::copy_n(activations[i].values, size, output_.hidden.data() + static_cast<std::size_t>(hidden) * size);
   }
 }
 
@@ -40,45 +50,48 @@ bool StepRun::picks_greedily(std::int32_t wanted) const {
   return only_token && input_.allowed_mask == nullptr && rows_[row].sequence->sampling.is_plain_greedy();
 }
 
-void StepRun::pick_rows(std::int32_t first, std::int32_t count, const Activation* activations, int member) {
+// Greedy rows: the best of each part of the columns, then of the parts. Other rows are tasks of their own.
+void StepRun::pick_rows(std::int32_t first, std::int32_t count, int member) {
   const std::int64_t width = padded(model_.shape_.vocabulary_size);
   const auto* logits = reinterpret_cast<const float*>(model_.logits_.data());
-  const auto [begin_unit, end_unit] = share(width / kUnitRows, member, model_.team_.members());
-  const auto begin = static_cast<std::int32_t>(begin_unit * kUnitRows);
-  const auto end = std::min(static_cast<std::int32_t>(end_unit * kUnitRows), model_.shape_.vocabulary_size);
-  std::int32_t turn = 0;
-  for (std::int32_t i = 0; i < count; ++i) {
-    const float* row_logits = logits + i * width;
-    if (picks_greedily(first + i)) {
-      const bool any = begin < end;
-      const bool good = !any || model_.kernels_.finite(row_logits + begin, end - begin);
-      if (!good) {
-        fail(wanted_[static_cast<std::size_t>(first + i)]);
-      }
-      best_[static_cast<std::size_t>(member * kPickRows + i)] =
-          any && good ? model_.kernels_.arg_max(row_logits, begin, end) : -1;
-    } else if (turn++ % model_.team_.members() == member) {
-      pick_row(first + i, row_logits, member);
+  const std::int64_t parts = model_.team_.members();
+  model_.team_.each(member, parts + count, [&](std::int64_t task) {
+    const auto row = static_cast<std::int32_t>(task - parts);
+    if (row < 0) {
+      find_best(first, count, task);
+    } else if (!picks_greedily(first + row)) {
+      pick_row(first + row, logits + row * width, member);
     }
-    const std::int32_t hidden = hidden_index_[static_cast<std::size_t>(first + i)];
-    if (hidden >= 0 && member == 0) {
-      const auto size = static_cast<std::size_t>(model_.shape_.hidden_size);
-      std::copy_n(activations[i].values, size, output_.hidden.data() + static_cast<std::size_t>(hidden) * size);
-    }
-  }
-  model_.team_.barrier();
-  if (member == 0) merge_greedy(first, count);
+  });
+  model_.team_.each(member, 1, [&](std::int64_t) { merge_greedy(first, count); });
 }
 
-// Members own ascending columns, so the first of equals is the lowest id.
+void StepRun::find_best(std::int32_t first, std::int32_t count, std::int64_t part) {
+  const std::int64_t width = padded(model_.shape_.vocabulary_size);
+  const auto* logits = reinterpret_cast<const float*>(model_.logits_.data());
+  const Share units = share(width / kUnitRows, static_cast<int>(part), model_.team_.members());
+  const auto begin = static_cast<std::int32_t>(units.begin * kUnitRows);
+  const auto end = std::min(static_cast<std::int32_t>(units.end * kUnitRows), model_.shape_.vocabulary_size);
+  for (std::int32_t i = 0; i < count; ++i) {
+    if (!picks_greedily(first + i)) continue;
+    const bool any = begin < end;
+    const float* row_logits = logits + i * width;
+    const bool good = !any || model_.kernels_.finite(row_logits + begin, end - begin);
+    if (!good) fail(wanted_[static_cast<std::size_t>(first + i)]);
+    best_[static_cast<std::size_t>(part * kPickRows + i)] =
+        any && good ? model_.kernels_.arg_max(row_logits, begin, end) : -1;
+  }
+}
+
+// Parts are of ascending columns, so the first of equals is the lowest id.
 void StepRun::merge_greedy(std::int32_t first, std::int32_t count) {
   const std::int64_t width = padded(model_.shape_.vocabulary_size);
   const auto* logits = reinterpret_cast<const float*>(model_.logits_.data());
   for (std::int32_t i = 0; i < count; ++i) {
     if (!picks_greedily(first + i)) continue;
     std::int32_t best = -1;
-    for (int member = 0; member < model_.team_.members(); ++member) {
-      const std::int32_t candidate = best_[static_cast<std::size_t>(member * kPickRows + i)];
+    for (std::int64_t part = 0; part < model_.team_.members(); ++part) {
+      const std::int32_t candidate = best_[static_cast<std::size_t>(part * kPickRows + i)];
       if (candidate < 0) continue;
       if (best < 0 || logits[i * width + candidate] > logits[i * width + best]) best = candidate;
     }

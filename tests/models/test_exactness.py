@@ -5,6 +5,8 @@ Not on threads, chunks, neighbours, lines or trees, where keys are kept, or the 
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -216,6 +218,28 @@ def test_a_history_that_cannot_be_is_refused(load: Load, tiny: Tiny) -> None:
     for source, destination in ((-1, 0), (0, model.block_count)):
         with pytest.raises(ValueError, match="block"):
             model.copy_block(source, destination)
+
+
+def test_members_that_come_late(load: Load, tiny: Tiny, checkpoint: Checkpoint) -> None:
+    """More threads than processors, and busy neighbours: some are late for every stage, many for whole steps."""
+    cases = (
+        (tiny("Q4_1"), [(7 * i) % 77 for i in range(60)]),
+        (checkpoint("qwen3moe", "gguf"), [(7 * i) % VOCABULARY for i in range(60)]),
+        (checkpoint("gemma3", "gguf"), [(7 * i) % VOCABULARY for i in range(60)]),
+    )
+    sampling = SamplingParameters(temperature=1.0, seed=5)
+    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for path, tokens in cases:
+            expected = logits_of(load(path, threads=1), tokens, sampling=sampling)
+            for chunks in (range(60), [3, 50, 52], []):
+                found = logits_of(load(path, threads=6), tokens, list(chunks), sampling)
+                assert same_bits(expected[0], found[0])
+                assert expected[1].tolist() == found[1].tolist()
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
 
 
 @examples(6)
