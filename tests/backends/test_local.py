@@ -69,6 +69,24 @@ async def idle(backend: LocalBackend) -> None:
     assert status.free_blocks == status.block_count
 
 
+async def test_the_loop_keeps_off_the_engines_core_and_no_engine_inherits_that(
+    backend: LocalBackend, location: ModelLocation
+) -> None:
+    core = set(backend.model.cpus[:1])
+    second = LocalBackend(location, context=256)
+    await second.start()
+    try:
+        assert second.model.cpus == backend.model.cpus
+        assert second.process_id is not None
+        assert backend.process_id is not None
+        everywhere = os.sched_getaffinity(backend.process_id)
+        assert os.sched_getaffinity(second.process_id) == everywhere
+        assert os.sched_getaffinity(0) == (everywhere - core or everywhere)
+    finally:
+        await second.stop()
+    assert os.sched_getaffinity(0) == (everywhere - core or everywhere)
+
+
 async def test_a_request(backend: LocalBackend, location: ModelLocation) -> None:
     prompt = ChatPrompt.from_file(location.path).tokens([{"role": "user", "content": "What is the capital of Japan?"}])
     wanted = GenerationRequest("tokyo", prompt, SamplingParameters(temperature=0.0), 32)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Self, cast
 
+from ultrafast.backends import placement
 from ultrafast.engine import messages
 from ultrafast.engine.messages import (
     Cancel,
@@ -149,13 +150,14 @@ class EngineConnection(asyncio.Protocol):
             ours.setblocking(False)
             # -P: the current directory is no place to import code from.
             command = (sys.executable, "-P", "-m", "ultrafast.engine.worker", str(theirs.fileno()))
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C in a terminal is for us, also before the engine can ignore it
-            )
+            with placement.anywhere():
+                self._process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C in a terminal is for us, also before the engine can ignore it
+                )
             self._socket = ours
             await asyncio.get_running_loop().create_connection(lambda: self, sock=ours)
         except OSError as error:

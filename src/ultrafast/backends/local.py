@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from ultrafast.backends import placement
 from ultrafast.backends.connection import EngineConnection, LocalStream
 from ultrafast.engine.messages import EngineStatus, GenerationRequest, Load, ModelDescription
 from ultrafast.errors import EngineUnavailableError, UltrafastError
@@ -56,6 +57,7 @@ class LocalBackend:
         self._connection: EngineConnection | None = None
         self._model: ModelDescription | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._core: list[int] = []
         self._serving = False
         self._silent_beats = 0
 
@@ -89,6 +91,7 @@ class LocalBackend:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
             self._supervisor = None
+        self._take_core([])
         if self._connection is not None:
             await self._connection.close()
 
@@ -124,8 +127,14 @@ class LocalBackend:
         except BaseException:
             await connection.kill()
             raise
+        self._take_core(self._model.cpus[:1])  # where the thread runs that also runs the engine's loop
         self._silent_beats = 0
         self._serving = True
+
+    def _take_core(self, cpus: list[int]) -> None:
+        placement.take(cpus)
+        placement.give_back(self._core)
+        self._core = cpus
 
     async def _supervise(self) -> None:
         back_off = 0.0

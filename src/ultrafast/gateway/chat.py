@@ -11,6 +11,7 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
+from ultrafast.backends import placement
 from ultrafast.backends.base import Call, ChatRequest
 from ultrafast.errors import UltrafastError
 from ultrafast.gateway.admission import Grant, Wish
@@ -44,7 +45,7 @@ class ChatCompletions:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader", initializer=placement.leave)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; errors before the response began are raised."""
