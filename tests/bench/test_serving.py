@@ -26,6 +26,7 @@ from ultrafast.errors import ConfigurationError, EngineError
 
 SMALL = Sizes(
     rounds=1,
+    stream_loads=1,
     stream_rounds=1,
     stream_tokens=12,
     crowd=2,

@@ -35,6 +35,8 @@ class Server:
     def __init__(self, model_path: Path, *, threads: int, context: int, tiers: str = "") -> None:
         self.key = "uf-" + secrets.token_urlsafe(24)
         self.port = 0
+        self._model_path = model_path
+        self._settings: dict[str, Any] = {"threads": threads, "context": context, "tiers": tiers}
         self._configuration = (
             f'port = 0\n[aliases]\nbenchmark = "*"\n[backends.local]\nkind = "engine"\n'
             f"model = {json.dumps(str(model_path))}\nthreads = {threads}\ncontext = {context}\n{tiers}"
@@ -66,6 +68,10 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
+
+    def another(self) -> Server:
+        """A second server of the same settings, not yet entered."""
+        return Server(self._model_path, **self._settings)
 
     def create_project(self, name: str) -> str:
         """Create a project in the preview, and return a key of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ultrafast.backends.prompt import ChatPrompt
@@ -18,34 +19,47 @@ _FEW_TOKENS = 4
 
 def stream_load(stage: Stage) -> str:
     """What ``stream`` asks."""
+    sizes = stage.sizes
     return (
-        f"one stream of {stage.sizes.stream_tokens} tokens at {ULTRAFAST} over HTTP, then the same prompt through the "
-        "engine's own loop in another process, or the other way round, in turns"
+        f"{sizes.stream_loads} times: a server and the engine's own loop in another process, both fresh (where a model "
+        f"comes to lie in memory decides several percent of its speed); then, {sizes.stream_rounds} times, in turns, "
+        f"one stream of {sizes.stream_tokens} tokens at {ULTRAFAST} over HTTP, and the same prompt in process"
     )
 
 
 async def stream(stage: Stage) -> Measurements:
     """Output speed of one stream over HTTP, and of the same tokens in process, in alternation."""
     found: Measurements = {"http_tokens_per_second": [], "in_process_tokens_per_second": [], "http_over_in_process": []}
-    count = stage.sizes.stream_tokens
     prompt = ChatPrompt.from_file(stage.model_path)
-    with Worker.of_engine() as worker:
-        worker.load(stage.model_path, threads=stage.threads, context=stage.sizes.context)
-        for index in range(stage.sizes.stream_rounds + 1):
-            stage.progress(f"stream: round {index} of {stage.sizes.stream_rounds}" if index else "stream: warm-up")
-            body = stage.prompts.body(_PROMPT_TOKENS, tier=ULTRAFAST, max_tokens=count)
-            tokens = prompt.tokens(body["messages"])
-            speeds = {}
-            for side in ("http", "in_process")[:: 1 if index % 2 else -1]:
-                if side == "http":
-                    speeds[side] = (await stage.ultrafast(body)).output_tokens_per_second
-                else:
-                    speeds[side] = (count - 1) / worker.decode(tokens, count - 1).seconds
-            if index:
-                for side, speed in speeds.items():
-                    found[f"{side}_tokens_per_second"].append(speed)
-                found["http_over_in_process"].append(speeds["http"] / speeds["in_process"])
+    for load in range(stage.sizes.stream_loads):
+        stage.progress(f"stream: load {load + 1} of {stage.sizes.stream_loads}")
+        with stage.server.another() as server, Worker.of_engine() as worker:
+            worker.load(stage.model_path, threads=stage.threads, context=stage.sizes.context)
+            fresh = replace(stage, server=server)
+            try:
+                for index in range(stage.sizes.stream_rounds + 1):
+                    http, in_process = await _stream_round(fresh, worker, prompt, http_first=(load + index) % 2 == 0)
+                    if index:  # the first one opens the connection
+                        found["http_tokens_per_second"].append(http)
+                        found["in_process_tokens_per_second"].append(in_process)
+                        found["http_over_in_process"].append(http / in_process)
+            finally:
+                fresh.client.close()
     return found
+
+
+async def _stream_round(stage: Stage, worker: Worker, prompt: ChatPrompt, *, http_first: bool) -> tuple[float, float]:
+    """Tokens a second over HTTP and in process, of one prompt."""
+    count = stage.sizes.stream_tokens
+    body = stage.prompts.body(_PROMPT_TOKENS, tier=ULTRAFAST, max_tokens=count)
+    tokens = prompt.tokens(body["messages"])
+    http = in_process = 0.0
+    for over_http in (http_first, not http_first):
+        if over_http:
+            http = (await stage.ultrafast(body)).output_tokens_per_second
+        else:
+            in_process = (count - 1) / worker.decode(tokens, count - 1).seconds
+    return http, in_process
 
 
 def gateway_load(stage: Stage) -> str:

@@ -31,7 +31,8 @@ class Sizes:
     rounds: int = 5
     context: int = 2048
     stream_tokens: int = 256
-    stream_rounds: int = 11  # a ratio near 1 on a noisy machine
+    stream_loads: int = 6
+    stream_rounds: int = 3  # of each load
     crowd: int = 16  # what the engine runs at once, beside the reserved slots
     history_tokens: int = 1000
     short_samples: int = 40
@@ -40,8 +41,8 @@ class Sizes:
     refusals: int = 300
     window_seconds: float = 4.0
     lead_seconds: float = 4.0  # before the span of an overload that counts: as long as an answer takes
-    overload_seconds: float = 8.0
-    overload_rounds: int = 3
+    overload_seconds: float = 12.0
+    overload_rounds: int = 5
 
 
 @dataclass
