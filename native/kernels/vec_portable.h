@@ -137,6 +137,7 @@ ULTRAFAST_INLINE void store_bytes(std::int8_t* p, I32 a) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::int8_t>(a.v[i]);
 }
 
+ULTRAFAST_INLINE void prefetch_once(const std::uint8_t*) {}
 ULTRAFAST_INLINE U8 load_bytes(const std::uint8_t* p) {
   U8 r;
   for (int i = 0; i < 4 * kLanes; ++i) r.v[i] = p[i];
