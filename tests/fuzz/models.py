@@ -10,7 +10,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from tests.quantised import FLOATS, KINDS, QUANTISED, random_weights
 
-HEADS, KV_HEADS, LAYERS, CONTEXT = 4, 2, 2, 64
+HEADS, KV_HEADS, LAYERS, CONTEXT = 4, 2, 1, 64
 TEMPLATE = "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
 TYPES = FLOATS + QUANTISED
 
@@ -38,7 +38,7 @@ def _add_pieces(writer: gguf.GGUFWriter) -> int:
 
 
 def write_llama(path: Path, type_name: str, *, tied: bool, pieces: bool = False) -> None:
-    """A llama of two layers with random weights stored as ``type_name``; norms are F32. ``pieces``: its vocabulary is
+    """A llama of one layer with random weights stored as ``type_name``; norms are F32. ``pieces``: its vocabulary is
     one of SentencePiece, else byte-level.
     """
     writer = gguf.GGUFWriter(path, "llama")
