@@ -169,6 +169,7 @@ class ChunkWriter:
         )
         self._open = self._head + b'"choices":[{"index":'
         self._close = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._plain_end = b'},"logprobs":null,"finish_reason":null}]' + self._close
         self._seed = b',"seed":%d' % seed
         self._queue_seconds = gateway_queue_seconds
         self._started: set[int] = set()
@@ -187,8 +188,11 @@ class ChunkWriter:
     ) -> bytes:
         """One event for one step of one choice; empty where there is nothing to tell yet."""
         first = choice not in self._started
-        if not text and logprobs is None and finish_reason is None:
-            return b""
+        if logprobs is None and finish_reason is None:
+            if not text:
+                return b""
+            if not first:  # nearly every event, made while caches are cold: in as few steps as may be
+                return b'%b%d,"delta":{"content":%b%b' % (self._open, choice, _encode(text), self._plain_end)
         parts = [self._open, b"%d" % choice]
         if first:
             self._started.add(choice)
