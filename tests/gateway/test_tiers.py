@@ -255,14 +255,17 @@ def test_the_ledger_knows_every_request(server: TieredServer) -> None:
     answer = post(server, key, n=2).json()
     assert post(server, key, temperature=9).status_code == 400
     assert post(server, key, service_tier="ultrafast").status_code == 403
+    assert post(server, key, service_tier="turbo").status_code == 400
+    assert post(server, key, service_tier="flex", model="no-such-model").status_code == 404
     deadline = time.monotonic() + 5
     rows: list[dict[str, Any]] = []
-    while time.monotonic() < deadline and sum(row["requests"] for row in rows) < 3:
+    while time.monotonic() < deadline and sum(row["requests"] for row in rows) < 5:
         rows = [
             row for row in server.operate("usage", "--by", "project")["data"] if row["group"]["project"] == "audited"
         ]
     (row,) = rows
-    assert row["requests"] == 3
+    assert row["requests"] == 5
+    assert row["asked"] == {"auto": 1, "ultrafast": 1, "flex": 1}  # the others were never understood
     assert row["prompt_tokens"] == answer["usage"]["prompt_tokens"]
     assert row["completion_tokens"] == answer["usage"]["completion_tokens"]
     assert float(row["cost"]) > 0

@@ -82,21 +82,25 @@ class ChatCompletions:
         """Validate, find the model, render, tokenise, check the context; long bodies leave the event loop."""
         if len(body) > _LONG_BODY_BYTES:
             loop = asyncio.get_running_loop()
-            chat, exchange.model, tokens = await loop.run_in_executor(self._readers, self._read, body)
+            chat, tokens = await loop.run_in_executor(self._readers, self._read, exchange, body)
         else:
-            chat, exchange.model, tokens = self._read(body)
-        exchange.chat, exchange.tier_asked = chat, chat.tier
+            chat, tokens = self._read(exchange, body)
         exchange.prompt_tokens = _estimated_tokens(chat) if tokens is None else len(tokens)
         return chat, tokens
 
-    def _read(self, body: bytes) -> tuple[ChatRequest, str, list[int] | None]:
-        """The request, its real model, and its prompt's tokens where an engine of ours runs that model."""
+    def _read(self, exchange: Exchange, body: bytes) -> tuple[ChatRequest, list[int] | None]:
+        """The request, and its prompt's tokens where an engine of ours runs its model.
+
+        The exchange has what is understood as soon as it is, for its account if the rest is refused.
+        """
         fields = parse_object(body)
         model, engine = self._service.find(fields.get("model"))
+        exchange.model = model or ""
         chat = parse_chat_request(fields, MAXIMUM_TOKEN_ID if engine is None else engine.model.vocabulary_size)
+        exchange.chat, exchange.tier_asked = chat, chat.tier
         if model is None:
-            model = self._service.routes.model_of(chat.model)  # raises: it is unknown
-        return chat, model, None if engine is None else engine.prompt_tokens(chat)
+            exchange.model = self._service.routes.model_of(chat.model)  # raises: it is unknown
+        return chat, None if engine is None else engine.prompt_tokens(chat)
 
     async def _admit(self, exchange: Exchange, chat: ChatRequest, over_capacity: OverCapacity | None) -> Grant:
         """Wait for the right to run, at the tier asked for or the one below it."""

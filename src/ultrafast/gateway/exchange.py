@@ -29,7 +29,7 @@ class Exchange:
     started: float = field(default_factory=time.time)  # seconds since 1970
     chat: ChatRequest | None = None
     model: str = ""
-    tier_asked: str | None = None  # None: nothing was said
+    tier_asked: str | None = ""  # None: nothing was said; empty: the request was not understood so far
     tier_served: str = ""
     backend: str = ""
     prompt_tokens: int = 0

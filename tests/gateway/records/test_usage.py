@@ -93,6 +93,12 @@ def test_a_project_that_is_not_known_keeps_its_id(records: Records) -> None:
     assert records.usage(["project"])[0].group == {"project": "proj_gone"}
 
 
+def test_a_request_that_was_not_understood_asked_for_no_tier(records: Records) -> None:
+    records.record(entry(tier_asked="", tier_served=None, backend=None, status=400, outcome="invalid_value"))
+    (row,) = records.usage([])
+    assert (row.requests, row.failed, row.asked, row.served) == (1, 1, {}, {})
+
+
 @pytest.mark.parametrize("by", [["nothing"], [""], ["project", "'; DROP TABLE ledger"]])
 def test_unknown_dimensions(records: Records, by: list[str]) -> None:
     with pytest.raises(RequestError, match="'by' must be some of: project,key,model,tier,backend,day"):

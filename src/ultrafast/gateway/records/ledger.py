@@ -42,7 +42,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, gc=False):
     project: str  # id
     key_id: str
     model: str
-    tier_asked: str | None  # None: nothing was said
+    tier_asked: str | None  # None: nothing was said; empty: the request was not understood so far
     tier_served: str | None  # None: it was refused
     backend: str | None
     status: int

@@ -31,7 +31,8 @@ DEFAULT_DIMENSIONS: Final = ("project", "tier")
 class UsageRow(msgspec.Struct):
     """Sums over the requests that have ``group`` and ``currency`` in common.
 
-    ``asked`` and ``served`` count requests by tier; a refused request was served by none.
+    ``asked`` and ``served`` count requests by tier; a refused request was served by none, and one that was not
+    understood asked for none.
     """
 
     group: dict[str, str]
@@ -107,8 +108,9 @@ def _add(row: UsageRow, part: Row[Any]) -> None:
     for name in _SUMS:
         setattr(row, name, getattr(row, name) + getattr(part, name))
     row.failed = row.requests - row.succeeded - row.cancelled
-    asked = UNSAID if part.tier_asked is None else lane_of(part.tier_asked)
-    row.asked[asked] = row.asked.get(asked, 0) + part.requests
+    if part.tier_asked != "":
+        asked = UNSAID if part.tier_asked is None else lane_of(part.tier_asked)
+        row.asked[asked] = row.asked.get(asked, 0) + part.requests
     if part.tier_served is not None:
         served = lane_of(part.tier_served)
         row.served[served] = row.served.get(served, 0) + part.requests
