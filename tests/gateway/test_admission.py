@@ -183,6 +183,7 @@ async def test_the_limit_of_requests_refills() -> None:
     error = await refused(admission, wish())
     assert error.code == "rate_limit_exceeded"
     assert 30_000 <= int(dict(error.headers)[b"retry-after-ms"]) <= 32_000
+    assert dict(error.headers)[b"x-ratelimit-remaining-requests"] == b"0"
     assert (await admission.enter(wish(project="proj_b"))).tier == "default"
     clock.now += 30
     await admission.enter(wish())
@@ -204,6 +205,7 @@ async def test_a_request_that_can_never_fit_the_limit_is_told_so() -> None:
     admission = Admission(tiers(default=TierSettings(limits=TierLimits(tokens_per_minute=100))))
     error = await refused(admission, wish(tokens=101))
     assert (b"x-should-retry", b"false") in error.headers
+    assert (b"x-ratelimit-remaining-tokens", b"100") in error.headers
 
 
 async def test_streams_at_once_are_limited_per_project() -> None:

@@ -150,6 +150,9 @@ def test_the_limit_of_a_tier_is_a_429_that_says_when(server: TieredServer) -> No
     error = third.json()["error"]
     assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
     assert int(third.headers["retry-after-ms"]) >= 1000
+    assert third.headers["x-ratelimit-limit-requests"] == "2"
+    assert third.headers["x-ratelimit-remaining-requests"] == "0"
+    assert "x-ratelimit-reset-requests" in third.headers
     assert third.headers["x-should-retry"] == "true"
     assert post(server, key).status_code == 200  # another tier's limit is another
     with pytest.raises(openai.RateLimitError):

@@ -135,7 +135,11 @@ class Admission:
         name = lane_of(tier_word)
         tier = self._tiers[name]
         account = self._account(wish.project, name)
-        self._reserve(account, tier.settings.limits, wish)
+        try:
+            self._reserve(account, tier.settings.limits, wish)
+        except HttpError as error:  # which limit it was, a client reads where an answer has it
+            error.headers += self._limits_view(account, tier.settings.limits).headers()
+            raise
         try:
             await self._slot(tier, wish, self._patience(tier, wish, downgraded=tier_word != wish.tier))
         except BaseException:
