@@ -165,7 +165,7 @@ def run_program(
 
 def shortened(line: str) -> str:
     """A line of the server's record without its time and request id, which say nothing here; others as they are."""
-    return re.sub(r"^\S+ \S+ req_\w+ ok tier=(\w+) ", r"tier \1: ", line).replace(" tokens,", ",", 2)
+    return re.sub(r"^\S+ \S+ req_\w+ ok tier=(\w+) .*? (?=prompt=)", r"tier \1: ", line).replace(" tokens,", ",", 2)
 
 
 def demonstrate() -> None:

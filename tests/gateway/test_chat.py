@@ -289,6 +289,7 @@ def test_the_record_of_a_request_has_no_word_of_it(client: OpenAI, server: Runni
     assert line is not None
     assert "tokens/s" in line
     assert "completion=4 tokens" in line
+    assert f" tier=default backend=local model={MODEL} project=default " in line
     assert "canary" not in server.output
 
 

@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -26,6 +28,7 @@ from ultrafast.backends.upstream import UpstreamBackend
 from ultrafast.errors import EngineUnavailableError, RequestError, UpstreamError
 from ultrafast.gateway.assembly import build_upstreams
 from ultrafast.gateway.configuration import Configuration, RouteSettings
+from ultrafast.gateway.records.store import Records
 from ultrafast.gateway.routes import Attempt, Routes
 
 QUESTION = "Name three colours and say what each is good for."
@@ -317,3 +320,37 @@ async def test_no_key_and_no_prompt_is_logged(
     mine = [record.getMessage() for record in caplog.records if record.name.startswith("ultrafast")]
     assert len(mine) == len(BEFORE)
     assert not any("8c1f" in record.getMessage() or KEY in record.getMessage() for record in caplog.records)
+
+
+def test_the_account_of_a_failed_request_names_the_backend_that_was_tried(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]  # where nobody listens any more
+    file = tmp_path / "ultrafast.toml"
+    file.write_text(
+        f"""
+[backends.rack]
+kind = "upstream"
+url = "http://127.0.0.1:{port}/v1"
+model = "theirs"
+
+[[routes]]
+model = "chat"
+backends = ["rack"]
+""",
+        encoding="utf-8",
+    )
+    server = RunningServer("--config", str(file))
+    body = {"model": "chat", "messages": [{"role": "user", "content": "a canary sings 8c1f"}]}
+    headers = {"authorization": f"Bearer {KEY}"}
+    for status in (502, 503):  # the second one finds it backing off
+        refusal = httpx.post(server.base_url + "/chat/completions", json=body, headers=headers, timeout=60)
+        assert refusal.status_code == status
+    assert server.wait_for(r"req_\w+ upstream_error tier=default backend=rack model=chat project=default prompt=", 5)
+    assert server.wait_for(r"req_\w+ server_is_overloaded tier=default backend=rack model=chat project=default ", 5)
+    assert server.stop() == 0, server.output
+    assert "8c1f" not in server.output
+    assert KEY not in server.output
+    with Records.open(Path(server.data_directory)) as records:
+        (row,) = records.usage(["backend", "model", "tier"])
+    assert row.group == {"backend": "rack", "model": "chat", "tier": ""}
+    assert (row.requests, row.failed, row.cost, row.served) == (2, 2, 0, {})

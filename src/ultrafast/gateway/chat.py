@@ -141,6 +141,7 @@ class ChatCompletions:
         """Have a backend begin to answer; returns with its first event."""
 
         def submitted(backend: str) -> None:
+            exchange.backend = backend
             exchange.system_fingerprint = self._service.system_fingerprint(backend)
             prepare()
 
@@ -149,8 +150,9 @@ class ChatCompletions:
             opened = await self._service.routes.open(call, attempts, submitted)
         finally:
             for attempt in attempts:
+                exchange.backend = exchange.backend or attempt.backend
                 logger.warning("%s: backend %s: %s", exchange.request_id, attempt.backend, attempt.reason)
-        exchange.backend = opened.backend
+        exchange.begun = True
         return opened
 
 

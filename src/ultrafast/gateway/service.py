@@ -167,7 +167,7 @@ class Service:
             key_id=exchange.identity.key_id,
             model=exchange.model,
             tier_asked=exchange.tier_asked,
-            tier_served=exchange.tier_served if exchange.backend else None,
+            tier_served=exchange.tier_served if exchange.begun else None,
             backend=exchange.backend or None,
             status=exchange.status,
             outcome=exchange.outcome,
@@ -195,26 +195,25 @@ def _revoked() -> UltrafastError:
 
 
 def _log(exchange: Exchange, total: float) -> None:
-    """One line for the operator: sizes and times, never a word of the conversation."""
+    """One line for the operator: who was served by what, sizes and times; never a word of the conversation."""
     summary = exchange.summary
+    line = "%s %s tier=%s backend=%s model=%s project=%s prompt=%d tokens, completion=%d tokens, "
+    values = [
+        exchange.request_id,
+        exchange.outcome,
+        exchange.tier_served or "-",
+        exchange.backend or "-",
+        exchange.model or "-",
+        exchange.identity.project.name,
+    ]
     if summary is None:
-        logger.info(
-            "%s %s tier=%s prompt=%d tokens, completion=%d tokens, total=%.3f s",
-            exchange.request_id,
-            exchange.outcome,
-            exchange.tier_served or "-",
-            exchange.prompt_tokens,
-            exchange.produced,
-            total,
-        )
+        logger.info(line + "total=%.3f s", *values, exchange.prompt_tokens, exchange.produced, total)
         return
     decode = summary.decode_seconds
     choices = exchange.chat.choices if exchange.chat else 1
     logger.info(
-        "%s %s tier=%s prompt=%d tokens, completion=%d tokens, ttft=%.3f s, total=%.3f s, %.1f tokens/s",
-        exchange.request_id,
-        exchange.outcome,
-        exchange.tier_served,
+        line + "ttft=%.3f s, total=%.3f s, %.1f tokens/s",
+        *values,
         summary.prompt_tokens,
         summary.completion_tokens,
         exchange.queue_seconds + summary.ttft_seconds,
