@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +18,6 @@ from ultrafast.backends import upstream
 from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, RelayedStream, SamplingParameters
 from ultrafast.backends.settings import UpstreamSettings
 from ultrafast.backends.upstream import UpstreamBackend, UpstreamStream, read_key
-from ultrafast.backends.upstream_failures import refusal_of
 from ultrafast.errors import ConfigurationError, EngineUnavailableError, RequestError, UpstreamError
 
 KEY = "sk-canary-of-the-upstream-51ab"
@@ -344,60 +342,6 @@ async def test_a_refused_field_is_sent_otherwise_and_remembered(
         assert gone not in sent
         assert instead is None or sent[instead] == 16
     await backend.retire()
-
-
-@pytest.mark.parametrize(
-    ("body", "message", "param", "code"),
-    [
-        ({"error": {"message": "bad 'x'", "param": "x", "code": "c_1"}}, "bad 'x'", "x", "c_1"),
-        ({"message": "old vLLM", "code": 400, "param": None}, "old vLLM", None, "invalid_value"),
-        ({"error": {"message": "a\n b\x1b[2J", "param": "<b>", "code": ["x"]}}, "a b[2J", None, "invalid_value"),
-        ({"error": {"message": "y" * 5000}}, "y" * 500 + "…", None, "invalid_value"),
-        ({"error": {"message": f"wrong key {KEY}"}}, "the server behind this model refuses the request", None, None),
-        ({"error": "text"}, "the server behind this model refuses the request", None, None),
-        ([], "the server behind this model refuses the request", None, None),
-    ],
-)
-def test_a_refusal_of_the_clients_request(body: Any, message: str, param: str | None, code: str | None) -> None:
-    refusal = refusal_of(400, {"x-secret": KEY}, json.dumps(body).encode(), secret=KEY)
-    assert refusal.healthy
-    error = refusal.error
-    assert isinstance(error, RequestError)
-    assert (error.message, error.param, error.code) == (message, param, code or "invalid_value")
-    assert KEY not in refusal.note
-
-
-@pytest.mark.parametrize("param", ["model", "service_tier", "stream_options"])
-def test_a_refusal_of_what_the_operator_configured(param: str) -> None:
-    body = json.dumps({"error": {"message": "no such thing as theirs", "param": param}}).encode()
-    refusal = refusal_of(400, {}, body, secret=None)
-    assert isinstance(refusal.error, UpstreamError)
-    assert not refusal.healthy
-    assert "theirs" not in str(refusal.error) + refusal.note
-
-
-@pytest.mark.parametrize(
-    ("headers", "seconds"),
-    [
-        ({"retry-after": "7"}, 7),
-        ({"retry-after": "7", "retry-after-ms": "250"}, 0.25),
-        ({"retry-after": "-7"}, None),
-        ({"retry-after": "nan"}, None),
-        ({"retry-after": "9" * 400}, None),
-        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
-        ({}, None),
-    ],
-    ids=str,
-)
-def test_when_to_come_again(headers: dict[str, str], seconds: float | None) -> None:
-    refusal = refusal_of(429, headers, b"", secret=None)
-    assert isinstance(refusal.error, EngineUnavailableError)
-    assert refusal.error.retry_after_seconds == refusal.retry_after_seconds == seconds
-
-
-def test_a_date_to_come_again() -> None:
-    headers = {"retry-after": email.utils.formatdate(time.time() + 30, usegmt=True)}
-    assert refusal_of(429, headers, b"", secret=None).retry_after_seconds == pytest.approx(30, abs=2)
 
 
 async def test_a_full_tier_says_nothing_about_the_others(proxy: FaultProxy) -> None:

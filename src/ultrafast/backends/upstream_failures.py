@@ -41,17 +41,17 @@ def refusal_of(status: int, headers: Mapping[str, str], body: bytes, *, secret: 
     """What the response with ``status`` means. Nothing of its headers, and never ``secret``, is told to a client."""
     retry_after = _retry_after_seconds(headers)
     note = f"status {status}"
+    detail = _inner(body)
     if status in _CLIENT_STATUSES:
-        error = request_error(_inner(body), secret=secret)
+        error = request_error(detail, secret=secret)
         if error is not None:
             return Refusal(error, note, healthy=True)
-        return Refusal(_misconfigured(), note + ": it refuses what the configuration sends (model or tier?)")
     if status in _CAPACITY_STATUSES:
         return Refusal(capacity_error(retry_after), note + ": at capacity", retry_after_seconds=retry_after)
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.PAYMENT_REQUIRED):
-        return Refusal(_misconfigured(), note + ": it does not accept the key", retry_after_seconds=retry_after)
-    if status < 500 and status not in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY):
-        return Refusal(_misconfigured(), note + ": is its url right?", retry_after_seconds=retry_after)
+    mistake = _mistake(status, detail)
+    if mistake is not None:
+        refused = UpstreamError("the server behind this model refuses this server: its operator must look at the log")
+        return Refusal(refused, f"{note}: {mistake}", retry_after_seconds=retry_after)
     return Refusal(UpstreamError("the server behind this model failed"), note, retry_after_seconds=retry_after)
 
 
@@ -62,8 +62,27 @@ def capacity_error(retry_after_seconds: float | None = None) -> EngineUnavailabl
     )
 
 
-def _misconfigured() -> UpstreamError:
-    return UpstreamError("the server behind this model refuses this server: its operator must look at the log")
+def _mistake(status: int, detail: dict[str, Any]) -> str | None:
+    """What seems wrong in the configuration where the other server refuses what it says; None where nothing does."""
+    if _is_model_unknown(status, detail):
+        return 'it knows no model by the name that "model" of this backend says in the configuration'
+    if status in _CLIENT_STATUSES:
+        return "it refuses what the configuration sends (its words for tiers?)"
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.PAYMENT_REQUIRED):
+        return "it does not accept the key"
+    if status < 500 and status not in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY):
+        return "is its url right?"
+    return None
+
+
+def _is_model_unknown(status: int, detail: dict[str, Any]) -> bool:
+    """By OpenAI's code or param, else, as of vLLM and Ollama, by the message of a 404."""
+    if status not in (*_CLIENT_STATUSES, HTTPStatus.NOT_FOUND):
+        return False
+    if detail.get("code") == "model_not_found" or detail.get("param") == "model":
+        return True
+    message = detail.get("message")
+    return status == HTTPStatus.NOT_FOUND and isinstance(message, str) and "model" in message.lower()
 
 
 def request_error(detail: dict[str, Any], *, secret: str | None) -> RequestError | None:
