@@ -111,6 +111,14 @@ def test_a_taken_port_is_one_line(ultrafast: Ultrafast) -> None:
     )
 
 
+def test_a_price_of_a_model_that_is_not_served_is_one_line(ultrafast: Ultrafast, tmp_path: Path) -> None:
+    file = tmp_path / "ultrafast.toml"
+    file.write_text("[prices.models.smollm]\ninput = 1\ncached_input = 1\noutput = 1\n", encoding="utf-8")
+    done = ultrafast("serve", "--port", "0", "--no-auth", "--config", str(file))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (f"error: {file}:1: prices.models.smollm is no model that is served (known: smollm2-135m)\n")
+
+
 def test_without_a_terminal_the_key_is_kept_in_a_file_of_the_owner(tmp_path: Path) -> None:
     model = str(resolve_model().path)
     keys = []

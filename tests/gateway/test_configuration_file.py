@@ -177,6 +177,19 @@ WRONG = [
         12,
         "prices.models.chatt is no model of [[routes]] (known: chat)",
     ),
+    (
+        """[prices.models.chat]
+input = 1
+cached_input = 1
+output = 1
+[backends.far]
+kind = "upstream"
+url = "http://far.example/v1"
+model = "m"
+""",
+        1,
+        "prices.models.chat is no model that is served (known: m)",
+    ),
     ('admin_key_variable = "NOT_SET"', 1, "admin_key_variable names NOT_SET, which is not set"),
     (f'admin_key_variable = "{SECRET}"', 1, "admin_key_variable must be the name of an environment variable"),
 ]
@@ -192,6 +205,22 @@ def test_what_is_wrong_is_named_with_its_line(file: Path, text: str, line: int, 
     assert "\n" not in said
     assert SECRET not in said
     assert caught.value.__cause__ is None
+
+
+def test_without_routes_names_are_those_of_the_one_engines_model(file: Path) -> None:
+    price = "[prices.models.chat]\ninput = 1\ncached_input = 1\noutput = 1\n"
+    alias = '[aliases]\nx = "chat"\n'
+    for text, place in ((price, "1: prices.models.chat is"), (alias, '2: aliases.x leads to "chat", which is')):
+        file.write_text(text, encoding="utf-8")
+        found = load_configuration(file, {})  # what the engine runs is not known yet
+        assert load_configuration(file, {}, engine_models={"local": "chat"}) == found
+        with pytest.raises(ConfigurationError, match="no model that is served") as caught:
+            load_configuration(file, {}, engine_models={"local": "smollm2-135m"})
+        assert f":{place} no model that is served (known: smollm2-135m)" in str(caught.value)
+        with pytest.raises(ConfigurationError, match="no model that is served"):
+            reloaded(Configuration(), found, {}, {"local": "smollm2-135m"})
+    # A model that is called as the default alias is served all the same.
+    load_configuration(None, {}, engine_models={"local": "gpt-5.6-sol"})
 
 
 def test_files_that_cannot_be_read(file: Path) -> None:
@@ -393,20 +422,20 @@ def test_a_reload_takes_what_it_can(file: Path) -> None:
     old = load(file, SERVERS + ROUTE)
     text = "port = 9\n" + SERVERS.replace("threads = 1", "threads = 2") + ROUTE
     new = load(file, text.replace("far", "near"))
-    found = reloaded(old, new, ENVIRONMENT)
+    found = reloaded(old, new, ENVIRONMENT, {})
     assert (found.port, found.routes) == (old.port, new.routes)
     assert found.backends == {"near": new.backends["near"], "local": old.backends["local"]}
     assert changes_needing_restart(old, new) == ["port", "backends.local"]
     assert changes_needing_restart(old, found) == []
     # A file without servers and routes leaves the engine that runs.
-    assert reloaded(old, load(file, ""), ENVIRONMENT).backends == {"local": old.backends["local"]}
+    assert reloaded(old, load(file, ""), ENVIRONMENT, {}).backends == {"local": old.backends["local"]}
 
 
 def test_a_reload_that_needs_another_engine(file: Path) -> None:
     old = load(file, SERVERS + ROUTE)
     another = load(file, (SERVERS + ROUTE).replace("local", "more"))
     with pytest.raises(ConfigurationError) as caught:
-        reloaded(old, another, ENVIRONMENT)
+        reloaded(old, another, ENVIRONMENT, {})
     assert 'without a restart, routes[0].backends names "more", which is no backend' in str(caught.value)
     swapped = load(
         file,
@@ -417,7 +446,7 @@ def test_a_reload_that_needs_another_engine(file: Path) -> None:
         .replace('"x"', '"far"'),
     )
     with pytest.raises(ConfigurationError, match=r"without a restart, backends\.local cannot become another server"):
-        reloaded(old, swapped, ENVIRONMENT)
+        reloaded(old, swapped, ENVIRONMENT, {})
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

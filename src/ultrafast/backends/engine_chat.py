@@ -41,6 +41,11 @@ class EngineChat:
         return self._backend.model
 
     @property
+    def model_name(self) -> str:
+        """How the model is called, loaded or not."""
+        return self._location.name
+
+    @property
     def description(self) -> ModelDescription | None:
         """The loaded model; None until it is."""
         return self._backend.model if self._prompt is not None else None

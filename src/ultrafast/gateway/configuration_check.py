@@ -21,8 +21,13 @@ _BACKEND: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NEVER_OMITTED: Final = ("model", "messages", "stream", "max_tokens")
 
 
-def check(configuration: Configuration, environment: Mapping[str, str], fail: Fail) -> None:
-    """Check the whole; the first thing that is wrong is raised through ``fail``. Keys are read, too."""
+def check(
+    configuration: Configuration, environment: Mapping[str, str], fail: Fail, engine_models: Mapping[str, str]
+) -> None:
+    """Check the whole; the first thing that is wrong is raised through ``fail``. Keys are read, too.
+
+    ``engine_models`` names the models of our engines by their backend, as far as they are known yet.
+    """
     for name, settings in configuration.backends.items():
         if not _BACKEND.fullmatch(name):
             fail(("backends", name), "is no name for a backend: 1 to 64 letters, digits, and . _ - after the first")
@@ -30,7 +35,7 @@ def check(configuration: Configuration, environment: Mapping[str, str], fail: Fa
             _check_upstream(name, settings, environment, fail)
     _check_engines(configuration, fail)
     _check_routes(configuration, fail)
-    _check_models(configuration, fail)
+    _check_models(configuration, engine_models, fail)
     for tiers, node in ((configuration.tiers, ("tiers",)), (configuration.prices.multiples, ("prices", "multiples"))):
         _check_tiers(tiers, node, fail)
     if configuration.admin_key_variable is not None:
@@ -119,16 +124,26 @@ def _check_routes(configuration: Configuration, fail: Fail) -> None:
             fail(("routes", min(tiers.values())), f'leaves {", ".join(missing)} of "{model}" without a route: add one')
 
 
-def _check_models(configuration: Configuration, fail: Fail) -> None:
-    """Names of models: aliases and prices lead to those that have routes; without routes the name is the engine's."""
-    models = {route.model for route in configuration.routes}
+def _models(configuration: Configuration, engine_models: Mapping[str, str]) -> set[str]:
+    """The models that are served: those of the routes, else the one backend's, as far as it is known."""
+    if configuration.routes:
+        return {route.model for route in configuration.routes}
+    ((name, settings),) = configuration.backends.items()
+    model = settings.model if isinstance(settings, UpstreamSettings) else engine_models.get(name)
+    return set() if model is None else {model}
+
+
+def _check_models(configuration: Configuration, engine_models: Mapping[str, str], fail: Fail) -> None:
+    """Names of models: aliases and prices lead to those that are served."""
+    models = _models(configuration, engine_models)
+    known = f"{'of [[routes]]' if configuration.routes else 'that is served'} (known: {', '.join(sorted(models))})"
     for place, route in enumerate(configuration.routes):
         _check_name(route.model, ("routes", place, "model"), fail)
     aliases = configuration.aliases
     for name in aliases:
         node = ("aliases", name)
         _check_name(name, node, fail)
-        if name in models:
+        if configuration.routes and name in models:  # without routes it may be a default alias, and does no harm
             fail(node, "is a model's own name")
         seen, target = {name}, aliases[name]
         while target in aliases:
@@ -137,10 +152,10 @@ def _check_models(configuration: Configuration, fail: Fail) -> None:
             seen.add(target)
             target = aliases[target]
         if models and target != ANY_MODEL and target not in models:
-            fail(node, f'leads to "{target}", which is no model of [[routes]] (known: {", ".join(sorted(models))})')
+            fail(node, f'leads to "{target}", which is no model {known}')
     for name in configuration.prices.models:
         if models and name != ANY_MODEL and name not in models:
-            fail(("prices", "models", name), f"is no model of [[routes]] (known: {', '.join(sorted(models))})")
+            fail(("prices", "models", name), f"is no model {known}")
 
 
 def _check_name(name: str, node: tuple[str | int, ...], fail: Fail) -> None:

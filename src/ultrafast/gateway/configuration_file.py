@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -35,16 +36,20 @@ def configuration_path(option: Path | None, environment: Mapping[str, str]) -> P
 
 
 def load_configuration(
-    path: Path | None, environment: Mapping[str, str], overrides: Overrides | None = None
+    path: Path | None,
+    environment: Mapping[str, str],
+    overrides: Overrides | None = None,
+    *,
+    engine_models: Mapping[str, str] = MappingProxyType({}),
 ) -> Configuration:
-    """Read the file (none: the defaults), apply ``overrides``, and check the whole.
+    """Read the file (none: the defaults), apply ``overrides``, and check the whole, as ``check`` does.
 
     Raises ConfigurationError in one line, with the file's line where it is at fault.
     """
     configuration, source = (Configuration(), _Source(None, "")) if path is None else _read(path)
     if overrides is not None:
         configuration = override(configuration, overrides)
-    check(configuration, environment, source.fail)
+    check(configuration, environment, source.fail, engine_models)
     return configuration
 
 

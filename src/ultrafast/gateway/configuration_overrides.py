@@ -86,7 +86,9 @@ def changes_needing_restart(old: Configuration, new: Configuration) -> list[str]
     return changed + [f"backends.{name}" for name in names if before.get(name) != after.get(name)]
 
 
-def reloaded(old: Configuration, new: Configuration, environment: Mapping[str, str]) -> Configuration:
+def reloaded(
+    old: Configuration, new: Configuration, environment: Mapping[str, str], engine_models: Mapping[str, str]
+) -> Configuration:
     """``new`` as far as it can hold while serving: what needs a restart stays as in ``old``.
 
     Raises ConfigurationError where that makes no whole, as with a route to an engine that does not run.
@@ -101,7 +103,7 @@ def reloaded(old: Configuration, new: Configuration, environment: Mapping[str, s
 
     if both := sorted(servers.keys() & engines.keys()):
         fail(("backends", both[0]), "cannot become another server: it is a running engine")
-    check(mixed, environment, fail)
+    check(mixed, environment, fail, engine_models)
     return mixed
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TextIO
 
 from ultrafast import memory
@@ -58,12 +59,16 @@ class ServeOptions:
     require_key: bool = True  # False only on a loopback address
     drain_seconds: float = DRAIN_SECONDS
 
-    def configuration(self) -> Configuration:
-        """The file's settings, or the defaults, under those of the command line. Raises ConfigurationError."""
+    def configuration(self, engine_models: Mapping[str, str] = MappingProxyType({})) -> Configuration:
+        """The file's settings, or the defaults, under those of the command line, checked as ``check`` does.
+
+        Raises ConfigurationError.
+        """
         for alias in self.overrides.alias or ():
             check_alias(alias)
         overrides = merged(environment_overrides(os.environ), self.overrides)
-        return load_configuration(configuration_path(self.configuration_file, os.environ), os.environ, overrides)
+        path = configuration_path(self.configuration_file, os.environ)
+        return load_configuration(path, os.environ, overrides, engine_models=engine_models)
 
 
 def serve(options: ServeOptions, *, progress: Progress | None = None, output: TextIO | None = None) -> None:
@@ -86,6 +91,7 @@ def serve(options: ServeOptions, *, progress: Progress | None = None, output: Te
         if key is not None:
             records.adopt_key(key.value)
         engines = build_engines(configuration, instruction_set=options.instruction_set, progress=progress)
+        options.configuration({name: engine.model_name for name, engine in engines.items()})  # once more, all named
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             run = _Run(
                 options,
@@ -220,7 +226,8 @@ class _Run:
             wanted = self._options.configuration()
             fixed = changes_needing_restart(service.configuration, wanted)
             fixed += changed_reservations(wanted, self._engines)
-            configuration = reloaded(service.configuration, wanted, os.environ)
+            names = {name: engine.model_name for name, engine in self._engines.items()}
+            configuration = reloaded(service.configuration, wanted, os.environ, names)
             upstreams = build_upstreams(configuration, os.environ, self._upstreams)
             routes = build_routes(configuration, self._engines, upstreams)
             service.records.configure(configuration.prices, record_text=configuration.record_text)
