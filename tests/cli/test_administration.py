@@ -124,6 +124,18 @@ def test_the_preview_and_capacity_without_a_server(command: Command) -> None:
     assert command("capacity", "reset", "ultrafast").stdout == "ultrafast: as configured\n"
 
 
+def test_a_default_tier_that_the_project_may_not_use_is_told(command: Command) -> None:
+    told = "team-a is not in the preview, so what names no tier is served at default until: "
+    told += "ultrafast preview grant team-a\n"
+    done = command("projects", "create", "team-a", "--default-tier", "ultrafast")
+    assert (done.stdout.startswith("created project team-a"), done.stderr) == (True, told)
+    assert command("projects", "update", "team-a", "--default-tier", "ultrafast").stderr == told
+    assert command("projects", "update", "team-a", "--default-tier", "flex").stderr == ""
+    command("preview", "grant", "team-a")
+    assert command("projects", "update", "team-a", "--default-tier", "ultrafast").stderr == ""
+    assert command("preview", "revoke", "team-a").stderr == told
+
+
 def test_json_of_every_verb(command: Command) -> None:
     def answer(*arguments: str) -> dict[str, object]:
         done = command(*arguments, "--json")

@@ -12,13 +12,14 @@ import typer
 from ultrafast.cli import options, output
 from ultrafast.directories import CONFIGURATION_VARIABLE
 from ultrafast.errors import UltrafastError
+from ultrafast.gateway.tiers import ULTRAFAST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import httpx2
 
-__all__ = ["Cell", "DataDirectory", "administer", "money", "path_part", "show", "table", "when"]
+__all__ = ["Cell", "DataDirectory", "administer", "money", "path_part", "show", "show_project", "table", "when"]
 
 _ADDRESS: Final = "http://ultrafast"  # of no meaning: the socket is the address
 _ANSWER_SECONDS: Final = 60.0
@@ -141,6 +142,17 @@ def show(content: Any, lines: Sequence[str], *, as_json: bool) -> None:
         output.write(json.dumps(content, ensure_ascii=False, indent=2) + "\n")
     else:
         output.write("".join(f"{output.one_line(line)}\n" for line in lines))
+
+
+def show_project(project: Any, line: str, *, as_json: bool) -> None:
+    """Print a project as the server answered it, or ``line``, and what its default tier means where it has no right."""
+    show(project, [line], as_json=as_json)
+    if not as_json and project["default_tier"] == ULTRAFAST and not project["in_preview"]:
+        name = project["name"]
+        output.note(
+            f"{name} is not in the preview, so what names no tier is served at default until: "
+            f"ultrafast preview grant {name}"
+        )
 
 
 Cell = str | int | tuple[str, ...]  # several short texts stand below each other where there is room

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ultrafast.cli import options
-from ultrafast.cli.administration import DataDirectory, administer, path_part, show
+from ultrafast.cli.administration import DataDirectory, administer, path_part, show, show_project
 
 __all__ = ["app"]
 
@@ -34,4 +34,4 @@ def grant(project: Project, directory: DataDirectory = None, as_json: options.Js
 def revoke(project: Project, directory: DataDirectory = None, as_json: options.Json = False) -> None:
     """Take a project out of the preview, from its next request on."""
     content = administer(directory, "DELETE", f"/preview/{path_part(project)}")
-    show(content, [f"project {content['name']} is not in the preview"], as_json=as_json)
+    show_project(content, f"project {content['name']} is not in the preview", as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ultrafast.cli import options
-from ultrafast.cli.administration import DataDirectory, administer, path_part, show, table, when
+from ultrafast.cli.administration import DataDirectory, administer, path_part, show, show_project, table, when
 
 __all__ = ["app"]
 
@@ -44,7 +44,7 @@ def create(
     """Create a project: without a key (ultrafast keys create) and outside the preview (ultrafast preview grant)."""
     body = {"name": options.text_of_argument(name), "default_tier": options.text_of_argument(default_tier)}
     content = administer(directory, "POST", "/projects", body=body)
-    show(content, [f"created project {content['name']} ({content['id']})"], as_json=as_json)
+    show_project(content, f"created project {content['name']} ({content['id']})", as_json=as_json)
 
 
 @app.command("update", short_help="Change a project's default tier.")
@@ -57,4 +57,4 @@ def update(
     """Change the tier of a project's requests that name none, from the next request on."""
     body = {"default_tier": options.text_of_argument(default_tier)}
     content = administer(directory, "PATCH", f"/projects/{path_part(name)}", body=body)
-    show(content, [f"project {content['name']}: default tier {content['default_tier']}"], as_json=as_json)
+    show_project(content, f"project {content['name']}: default tier {content['default_tier']}", as_json=as_json)
