@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -11,7 +12,8 @@ import typer
 
 from ultrafast.cli import options, output
 from ultrafast.directories import CONFIGURATION_VARIABLE
-from ultrafast.errors import UltrafastError
+from ultrafast.errors import ConfigurationError, UltrafastError
+from ultrafast.gateway.records.limits import ALREADY_EXISTS
 from ultrafast.gateway.tiers import ULTRAFAST
 
 if TYPE_CHECKING:
@@ -120,11 +122,14 @@ def _ask_files(request: httpx2.Request, place: Path) -> httpx2.Response:
 def _content(response: httpx2.Response) -> Any:
     try:
         content = response.json()
-        message = content["error"]["message"] if response.is_error else None
+        error = content["error"] if response.is_error else None
+        message, code = (None, None) if error is None else (error["message"], error["code"])
     except (ValueError, KeyError, TypeError):
         raise UltrafastError("what answers at the server's socket is no ultrafast server") from None
     if message is not None:
-        raise UltrafastError(message)
+        # What was typed is wrong, whatever is in the database: as with any other wrong option.
+        is_usage = response.status_code == HTTPStatus.BAD_REQUEST and code != ALREADY_EXISTS
+        raise ConfigurationError(message) if is_usage else UltrafastError(message)
     return content
 
 

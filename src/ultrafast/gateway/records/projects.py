@@ -14,7 +14,7 @@ from sqlalchemy import insert, select, update
 
 from ultrafast.errors import ConfigurationError, NotFoundError, RequestError
 from ultrafast.gateway.records.database import Database, keys, projects
-from ultrafast.gateway.records.limits import MAXIMUM_NAME_LETTERS
+from ultrafast.gateway.records.limits import ALREADY_EXISTS, MAXIMUM_NAME_LETTERS
 from ultrafast.gateway.records.subscribers import Subscribers
 from ultrafast.gateway.tiers import DEFAULT_TIER, TIERS
 
@@ -112,7 +112,7 @@ class Registry:
         _check_tier(default_tier)
         with self._changing:
             if any(project.name == name for project in self.projects()):
-                raise RequestError("there is a project of that name already", param="name", code="already_exists")
+                raise RequestError("there is a project of that name already", param="name", code=ALREADY_EXISTS)
             return self._add_project(name, default_tier, in_preview=False)
 
     def set_default_tier(self, name: str, tier: str) -> Project:
