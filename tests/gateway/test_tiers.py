@@ -302,6 +302,26 @@ def test_a_reload_changes_what_may_change_and_drops_no_stream(server: TieredServ
         running.leave()
 
 
+def test_a_reload_names_the_aliases_that_changed(server: TieredServer) -> None:
+    def reload(text: str) -> list[str]:
+        before = len(server.lines)
+        server.file.write_text(text + CONFIGURATION, encoding="utf-8")
+        server.process.send_signal(signal.SIGHUP)
+        assert server.wait_for("The configuration was reloaded$", 10, after=before)
+        return [line for line in server.lines[before:] if line.startswith("Alias ")]
+
+    gone = "Alias gpt-5.6-sol: gone, requests for it are refused"
+    answered = f"Alias helper: answered by {MODEL}"
+    try:
+        assert reload('[aliases]\nhelper = "*"\n') == [gone, answered]
+        assert post(server, model="gpt-5.6-sol").status_code == 404
+        assert reload('[aliases]\nhelper = "*"\n') == []
+    finally:
+        lines = reload("")
+    assert lines[0] == "Alias helper: gone, requests for it are refused"
+    assert lines[1].startswith(f"Alias gpt-5.6-sol: answered by {MODEL}")
+
+
 def test_no_key_or_prompt_is_in_what_the_server_prints(server: TieredServer) -> None:
     key = server.operate("keys", "create", "--project", "default")["secret"]
     post(server, key, messages=[{"role": "user", "content": "canary-in-a-prompt"}])

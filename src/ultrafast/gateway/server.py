@@ -238,7 +238,9 @@ class _Run:
             if upstreams.get(name) is not upstream:
                 self._retire(upstream)
         self._upstreams = upstreams
+        known = self._aliases()
         service.reconfigure(configuration, routes)
+        self._announce_aliases(known)
         restart = f"; takes effect at the next start: {', '.join(fixed)}" if fixed else ""
         self._print(f"The configuration was reloaded{restart}")
 
@@ -257,11 +259,7 @@ class _Run:
                     f"Warning: {model.name} has no chat template, so chat requests to it are refused; "
                     "give one with --chat-template FILE"
                 )
-        routes = self._service.routes
-        for alias in self._service.configuration.aliases:
-            model_name = routes.model_of(alias)
-            vendor = ", not that vendor's model" if alias.startswith(_VENDOR_PREFIX) else ""
-            self._print(f"Alias {alias}: answered by {model_name}{vendor}")
+        self._announce_aliases({})
         if self._key is None:
             self._print("No API key is asked for (loopback only)")
         elif self._key.path is not None:
@@ -270,6 +268,22 @@ class _Run:
             self._print(f"API key, made for this run (set {KEY_VARIABLE} to choose one):")
             self._print(self._key.value)  # alone, to be copied whole
         self._print(f"Listening on {_url(self._service.configuration.host, self._listener)}")
+
+    def _aliases(self) -> dict[str, str]:
+        """Every alias with its model; none before serving began, when an engine's model has no name yet."""
+        service = self._service
+        aliases = service.configuration.aliases if service.open else ()
+        return {alias: service.routes.model_of(alias) for alias in aliases}
+
+    def _announce_aliases(self, known: Mapping[str, str]) -> None:
+        """Say which aliases are gone that were ``known``, and what each stands for that was not, or otherwise."""
+        aliases = self._aliases()
+        for alias in [name for name in known if name not in aliases and name not in self._service.routes.models]:
+            self._print(f"Alias {alias}: gone, requests for it are refused")
+        for alias, model in aliases.items():
+            if known.get(alias) != model:
+                vendor = ", not that vendor's model" if alias.startswith(_VENDOR_PREFIX) else ""
+                self._print(f"Alias {alias}: answered by {model}{vendor}")
 
     def _print(self, line: str) -> None:
         print(line, file=self._output, flush=True)
