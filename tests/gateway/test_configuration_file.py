@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -231,8 +232,11 @@ def test_files_that_cannot_be_read(file: Path) -> None:
     file.write_bytes(b"host = 1\n\xff\xfe = 1")
     with pytest.raises(ConfigurationError, match=":2: is not UTF-8 text"):
         load_configuration(file, {})
-    file.write_bytes(b" " * (1 << 21))
-    with pytest.raises(ConfigurationError, match="more than 1 MiB"):
+    file.write_bytes(b" " * (1 << 20))
+    with pytest.raises(ConfigurationError, match="more than 256 KiB"):
+        load_configuration(file, {})
+    file.write_bytes(b"\nport = " + b"1" * 5000)
+    with pytest.raises(ConfigurationError, match="toml:2: is no valid TOML: a number has too many digits"):
         load_configuration(file, {})
     file.write_bytes(b"a = " + b"[" * 100_000)
     with pytest.raises(ConfigurationError, match="nested too deeply"):
@@ -447,6 +451,24 @@ def test_a_reload_that_needs_another_engine(file: Path) -> None:
     )
     with pytest.raises(ConfigurationError, match=r"without a restart, backends\.local cannot become another server"):
         reloaded(old, swapped, ENVIRONMENT, {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n" + "a." * 40_000 + "a = 1",  # the reader's time grows with the square of a key's parts
+        "\n[" + "a . " * 40_000 + "a]",
+        "\nx = {" + '"a.\\"" . \'b\'.' * 8_000 + "a = 1}",
+    ],
+    ids=["key", "header", "quoted"],
+)
+def test_a_key_of_thousands_of_parts_is_refused_at_once(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
+    started = time.process_time()
+    with pytest.raises(ConfigurationError) as caught:
+        load_configuration(file, {})
+    assert time.process_time() - started < 2
+    assert str(caught.value) == f"{file}:2: a key has more than 8 parts; no setting has so many"
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

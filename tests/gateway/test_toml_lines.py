@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ultrafast.gateway.toml_lines import Path, lines_of
+from ultrafast.gateway.toml_lines import Path, line_of_deep_key, lines_of
 
 TEXT = '''\
 # a comment = 1
@@ -86,6 +86,24 @@ def test_every_way_to_write_a_key() -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "# only", "a = 1", "a=1\n#", "[a]", "x = []"])
 def test_short_texts(text: str) -> None:
     assert set(lines_of(text)) == set(paths_of(tomllib.loads(text)))
+
+
+EIGHT = 'a.\'b.c\' . "d\\"." .e-1.f_2.7.g.h'
+
+
+@pytest.mark.parametrize("text", [f"{EIGHT} = 1.5", f"[[{EIGHT}]]", f"x = {{{EIGHT} = 1}}", f"[x]\n{EIGHT} = 1\n"])
+def test_a_key_of_more_parts_than_any_setting_is_found_wherever_it_stands(text: str) -> None:
+    assert tomllib.loads(text)
+    assert line_of_deep_key(text) is None
+    deeper = TEXT + "\n" + text.replace("g.h", "g.h .\ti")
+    assert line_of_deep_key(deeper) == (TEXT + text[: text.index("a.'b")]).count("\n") + 2
+
+
+@pytest.mark.parametrize("quote", ['"', "'", '"""', "'''"])
+def test_what_looks_like_a_deep_key_within_a_string_or_a_comment_is_none(quote: str) -> None:
+    words = "a.b.c.d.e.f.g.h.i.j"
+    assert line_of_deep_key(f"x = {quote}{words}{quote} # {words}\ny = 1") is None
+    assert line_of_deep_key(f"# {words}\n\n{words} = {quote}{words}") == 3
 
 
 VALUES = st.recursive(

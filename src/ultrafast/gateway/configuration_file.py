@@ -20,7 +20,8 @@ from ultrafast.gateway.configuration_check import check
 from ultrafast.gateway.configuration_overrides import Overrides, override
 from ultrafast.gateway.configuration_values import choice_of, dotted, fits, key_text, value_text, words_of
 
-MAXIMUM_FILE_BYTES: Final = 1 << 20
+MAXIMUM_FILE_BYTES: Final = 1 << 18
+_LONG_NUMBER: Final = re.compile(r"(?<![0-9_])[0-9_]{4300}")  # Python converts no longer ones
 
 # Tables whose entries add to the defaults or change them, one by one; any other table replaces its default.
 _ADDED: Final = frozenset({("tiers",), ("prices", "models"), ("prices", "multiples")})
@@ -62,9 +63,13 @@ def _read(path: Path) -> tuple[Configuration, _Source]:
     except OSError as error:
         raise ConfigurationError(f"the configuration {path} cannot be read: {error.strerror}") from None
     if len(data) > MAXIMUM_FILE_BYTES:
-        raise ConfigurationError(f"the configuration {path} has more than {MAXIMUM_FILE_BYTES >> 20} MiB")
+        raise ConfigurationError(f"the configuration {path} has more than {MAXIMUM_FILE_BYTES >> 10} KiB")
     try:
         text = data.decode("utf-8").replace("\r\n", "\n")
+        deep = toml_lines.line_of_deep_key(text)
+        if deep is not None:
+            most = toml_lines.MAXIMUM_KEY_PARTS
+            raise ConfigurationError(f"{path}:{deep}: a key has more than {most} parts; no setting has so many")
         values = tomllib.loads(text)
         source = _Source(path, text)
     except UnicodeDecodeError as error:
@@ -72,6 +77,10 @@ def _read(path: Path) -> tuple[Configuration, _Source]:
         raise ConfigurationError(f"{path}:{line}: is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(_syntax_error(path, text, str(error))) from None
+    except ValueError:  # of the conversion to a number
+        long = _LONG_NUMBER.search(text)
+        line = text.count("\n", 0, long.start() if long else None) + 1
+        raise ConfigurationError(f"{path}:{line}: is no valid TOML: a number has too many digits") from None
     except RecursionError:
         raise ConfigurationError(f"{path}: is nested too deeply") from None
     configuration = source.read(values, inspect.type_info(Configuration), (), Configuration())
