@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.gateway.conftest import MODEL
-from tests.gateway.running_server import RunningServer
+from tests.gateway.running_server import KEY, RunningServer
 
 QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
 
@@ -280,6 +281,22 @@ def test_headers(client: OpenAI) -> None:
         ask(client, temperature=3)
     assert caught.value.request_id is not None
     assert caught.value.request_id.startswith("req_")
+
+
+def test_a_stream_over_http_1_0(server: RunningServer) -> None:
+    body = json.dumps(
+        {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "stream": True}
+    ).encode()
+    head = "POST /v1/chat/completions HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"authorization: Bearer {KEY}\r\ncontent-length: {len(body)}\r\n\r\n"
+    answer = server.exchange(head.encode() + body).decode()
+    headers, _, events = answer.partition("\r\n\r\n")
+    assert "transfer-encoding" not in headers
+    lines = events.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert len(chunks) > 2
+    assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
 
 
 def test_the_record_of_a_request_has_no_word_of_it(client: OpenAI, server: RunningServer) -> None:

@@ -105,6 +105,29 @@ async def test_a_connection_serves_one_request_after_another(monkeypatch: pytest
         writer.close()
 
 
+@pytest.mark.parametrize("length", [None, b"300000"])
+async def test_a_client_of_http_1_0_gets_no_chunks(length: bytes | None) -> None:
+    """It knows none (RFC 9112, 7.1): the body ends where the connection does."""
+    pieces = [b"x" * 100_000] * 3
+
+    async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [] if length is None else [(b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        # All at once: more than the buffer takes, so that they wait for each other.
+        await asyncio.gather(*(send({"type": "http.response.body", "body": one, "more_body": True}) for one in pieces))
+        await send({"type": "http.response.body"})
+
+    async with serving(streaming) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.0\r\nhost: localhost\r\nconnection: keep-alive\r\n\r\n")
+        async with asyncio.timeout(5):
+            head, _, body = (await reader.read(-1)).partition(b"\r\n\r\n")
+        assert body == b"".join(pieces)
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        writer.close()
+
+
 @pytest.mark.parametrize("apart", [False, True])
 async def test_a_client_that_pipelines_and_leaves_is_noticed(apart: bool) -> None:
     """Its first request is worked on; nobody waits for the answer any more."""

@@ -127,6 +127,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._forget_header_timer()
         self._obey_absolute_target()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _send_without_chunks(self.cycle)
         offer_direct_write(cast("Scope", self.scope), partial(_write_now, self.cycle))
 
     def on_message_complete(self) -> None:
@@ -204,6 +206,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Have a body end where its connection does: HTTP/1.0 knows no chunks (RFC 9112, 7.1), and uvicorn no other way."""
+    send = cycle.send
+    cycle.chunked_encoding = False
+
+    async def send_as_it_comes(message: Any) -> None:
+        while cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if message["type"] == "http.response.body":
+            cycle.expected_content_length = len(message.get("body", b""))  # no length was promised: each is right
+        await send(message)  # without another pause
+
+    cycle.send = send_as_it_comes  # type: ignore[method-assign]
 
 
 def _write_now(cycle: RequestResponseCycle, data: bytes) -> bool:
