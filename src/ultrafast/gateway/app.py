@@ -20,7 +20,7 @@ from ultrafast.gateway.hosts import HostPolicy
 from ultrafast.gateway.protocol import MAXIMUM_HEADER_BYTES
 from ultrafast.gateway.service import Service
 
-_OPERATOR_PATH = "/admin"  # only where the operator switched it on
+OPERATOR_PATH = "/admin"  # only where the operator switched it on
 _OPEN_PATH = "/health"  # the one path that needs no key
 _HEADER_OVERHEAD_BYTES = 4
 
@@ -35,7 +35,7 @@ class Gateway:
         self._keys = IdentityCheck(service.records, required=require_key)
         self._hosts = hosts
         self._administered = administration is not None
-        operator = [] if administration is None else [Mount(_OPERATOR_PATH, administration)]
+        operator = [] if administration is None else [Mount(OPERATOR_PATH, administration)]
         self._router = Router(
             [
                 # Tried in this order: first the one that is in a hurry.
@@ -72,7 +72,7 @@ class Gateway:
                 headers=[(b"connection", b"close")],
             )
         self._hosts.check(headers)
-        if self._administered and scope["path"].startswith(_OPERATOR_PATH + "/"):
+        if self._administered and scope["path"].startswith(OPERATOR_PATH + "/"):
             return  # it has a key of its own
         if scope["path"] != _OPEN_PATH:
             scope[IDENTITY] = self._keys.check(headers)
