@@ -183,11 +183,28 @@ def test_json_of_every_verb(command: Command) -> None:
         (("usage", "--csv", "--json"), 2, "exclude each other"),
     ],
 )
-def test_mistakes_are_one_line(command: Command, arguments: tuple[str, ...], code: int, text: str) -> None:
+def test_mistakes_are_one_line(
+    command: Command, directory: Path, arguments: tuple[str, ...], code: int, text: str
+) -> None:
+    with Records.open(directory):
+        pass
     assert text in command(*arguments, code=code).stderr
 
 
+@pytest.mark.parametrize("arguments", ["projects list", "keys list", "preview list", "capacity show", "usage --json"])
+def test_who_only_looks_makes_no_database(command: Command, directory: Path, arguments: str) -> None:
+    for made in (False, True):
+        if made:
+            directory.mkdir(mode=0o700)
+        error = command(*arguments.split(), code=1).stderr
+        assert f"there is no database in {directory}" in error
+        assert "--data-directory" in error
+        assert directory.exists() == made
+        assert not made or list(directory.iterdir()) == []
+
+
 def test_usage(command: Command, directory: Path) -> None:
+    command("projects", "create", "team-a")
     assert command("usage").stderr == "nothing was used\n"
     with Records.open(directory) as records:
         project = records.projects()[0].id

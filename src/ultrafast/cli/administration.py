@@ -108,7 +108,14 @@ def _ask_files(request: httpx2.Request, place: Path) -> httpx2.Response:
     import httpx2
 
     from ultrafast.gateway.admin import AdminApplication
+    from ultrafast.gateway.records.directory import is_used
     from ultrafast.gateway.records.store import Records
+
+    if request.method == "GET" and not is_used(place):  # who only looks leaves nothing behind
+        raise UltrafastError(
+            f"there is no database in {place}: a server, or a command that changes something, makes it; "
+            "--data-directory names another place"
+        )
 
     async def ask(records: Records) -> httpx2.Response:
         transport = httpx2.ASGITransport(AdminApplication(records, None, key=None))

@@ -36,6 +36,11 @@ def data_directory(configured: str | None = None) -> Path:
     )
 
 
+def is_used(directory: Path) -> bool:
+    """Whether a server or a command has kept anything there, or is about to."""
+    return any((directory / name).exists() for name in (DATABASE_FILE, _LOCK_FILE))
+
+
 def unusable(path: Path, reason: str) -> ConfigurationError:
     """The error for a file of the data directory, or the directory itself, that cannot be used."""
     return ConfigurationError(
