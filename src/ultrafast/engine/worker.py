@@ -160,6 +160,9 @@ def _load(channel: Channel, load: Load) -> tuple[Engine, ModelDescription]:
     channel.send(Progress("warming up"))
     engine = Engine(model, tokenizer, reserved_slots=load.reserved_slots)
     engine.warm_up()
+    if model.cpus:
+        # Where this thread computes as a member of the team. A request would otherwise wake it on the gateway's core.
+        os.sched_setaffinity(0, model.cpus[:1])
     return engine, _describe(load, model, time.perf_counter() - started)
 
 
