@@ -21,7 +21,7 @@ PATIENCE_SECONDS: Final = (math.inf, 10.0, 30.0, 180.0)
 OVERDUE_INTERVAL_SECONDS: Final = 0.25
 
 # By rank: the share of time by which the tiers below may slow its decoding; the others always share their steps.
-SLOWDOWN_SHARES: Final = {ULTRAFAST: 0.155, 1: 0.5}
+SLOWDOWN_SHARES: Final = {ULTRAFAST: 0.149, 1: 0.5}
 # However small the share: running sequences of any tier have a row at least this often, and the steps of the moment, so
 # that no reader waits a second for a token. Where steps are long, it is this that costs the higher tier most.
 STALL_SECONDS: Final = 0.5
