@@ -186,6 +186,13 @@ void StepRun::prepare_row(const Model::Operation& operation, std::int32_t row, c
   if (!good) fail(row);
 }
 
+void StepRun::share_prepared(const Model::Operation& operation, const std::int32_t* which, std::int32_t count,
+                             int member) {
+  if (count <= kOwnRows) return;
+  const Activation* shared = model_.shared_activations_.rows.data();
+  model_.team_.each(member, count, [&](std::int64_t i) { prepare_row(operation, which[i], shared[i]); });
+}
+
 void StepRun::multiply(std::int32_t matrix, const std::uint8_t* unit, const Activation* activations, std::int32_t rows,
                        float* out, std::int64_t stride, Epilogue epilogue) {
   const MatrixSource& source = model_.matrix(matrix).source;
@@ -242,23 +249,31 @@ struct Sweeps {
 
 }  // namespace
 
-void StepRun::linear(const Model::Operation& operation, int member) {
+// A product's tasks: task(activations, piece, first row, rows).
+template <class Task>
+void StepRun::each_unit(const Model::Operation& operation, int member, const Task& task) {
   const auto count = static_cast<std::int32_t>(rows_.size());
+  const Sweeps sweeps{std::ssize(operation.pieces), (count + kSweepRows - 1) / kSweepRows, model_.team_.members()};
+  share_prepared(operation, all_.data(), count, member);
+  each_prepared(operation, all_.data(), count, member, sweeps.tasks(),
+                [&](const Activation* activations, std::int64_t i) {
+                  const auto [unit, sweep] = sweeps.at(i);
+                  const auto first = static_cast<std::int32_t>(sweep) * kSweepRows;
+                  task(activations + first, operation.pieces[static_cast<std::size_t>(unit)], first,
+                       std::min(kSweepRows, count - first));
+                });
+}
+
+void StepRun::linear(const Model::Operation& operation, int member) {
   const Model::Buffer& out = model_.buffer(operation.destination);
   const Scratch scratch = scratch_of(member);
   const bool plain = operation.bias.empty() && operation.scale == 1.0f;
-  const Sweeps sweeps{std::ssize(operation.pieces), (count + kSweepRows - 1) / kSweepRows, model_.team_.members()};
-  each_prepared(
-      operation, all_.data(), count, member, sweeps.tasks(), [&](const Activation* activations, std::int64_t task) {
-        const auto [unit, sweep] = sweeps.at(task);
-        const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(unit)];
-        const auto first = static_cast<std::int32_t>(sweep) * kSweepRows;
-        const std::int32_t rows = std::min(kSweepRows, count - first);
-        float* to = out.row(first) + piece.column;
-        multiply(piece.matrix, piece.data, activations + first, rows, plain ? to : scratch.gate,
-                 plain ? out.width : kUnitRows, plain && operation.accumulate ? Epilogue::kAdd : Epilogue::kStore);
-        if (!plain) settle(operation, scratch.gate, rows, piece.column, to, out.width);
-      });
+  each_unit(operation, member, [&](const Activation* x, const Model::Piece& piece, std::int32_t first, std::int32_t n) {
+    float* to = out.row(first) + piece.column;
+    multiply(piece.matrix, piece.data, x, n, plain ? to : scratch.gate, plain ? out.width : kUnitRows,
+             plain && operation.accumulate ? Epilogue::kAdd : Epilogue::kStore);
+    if (!plain) settle(operation, scratch.gate, n, piece.column, to, out.width);
+  });
 }
 
 // scratch.gate = activation(gate · x) × (up · x) of one unit.
@@ -270,21 +285,14 @@ void StepRun::gate_unit(const Model::Operation& operation, const Model::Piece& p
 }
 
 void StepRun::gated(const Model::Operation& operation, int member) {
-  const auto count = static_cast<std::int32_t>(rows_.size());
   const Model::Buffer& out = model_.buffer(operation.destination);
   const Scratch scratch = scratch_of(member);
-  const Sweeps sweeps{std::ssize(operation.pieces), (count + kSweepRows - 1) / kSweepRows, model_.team_.members()};
-  each_prepared(
-      operation, all_.data(), count, member, sweeps.tasks(), [&](const Activation* activations, std::int64_t task) {
-        const auto [unit, sweep] = sweeps.at(task);
-        const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(unit)];
-        const auto first = static_cast<std::int32_t>(sweep) * kSweepRows;
-        const std::int32_t rows = std::min(kSweepRows, count - first);
-        gate_unit(operation, piece, activations + first, rows, scratch);
-        for (std::int32_t r = 0; r < rows; ++r) {
-          std::memcpy(out.row(first + r) + piece.column, scratch.gate + r * kUnitRows, kUnitRows * sizeof(float));
-        }
-      });
+  each_unit(operation, member, [&](const Activation* x, const Model::Piece& piece, std::int32_t first, std::int32_t n) {
+    gate_unit(operation, piece, x, n, scratch);
+    for (std::int32_t r = 0; r < n; ++r) {
+      std::memcpy(out.row(first + r) + piece.column, scratch.gate + r * kUnitRows, kUnitRows * sizeof(float));
+    }
+  });
 }
 
 void StepRun::norm(const Model::Operation& operation, int member) {

@@ -50,11 +50,16 @@ class StepRun {
   Scratch scratch_of(int member) const;
 
   void embed(const Model::Operation& operation, int member);
-  // A stage over the activations of rows_[which[0..count)]: task(activations, i) for i in [0, tasks). Rows that are not
-  // finite are noted.
+  // The activations of rows_[which[0..count)], where they are many: once, for all members. Rows that are not finite are
+  // noted.
+  void share_prepared(const Model::Operation& operation, const std::int32_t* which, std::int32_t count, int member);
+  // A stage over them, after share_prepared: task(activations, i) for i in [0, tasks). Few rows each member prepares
+  // for itself.
   template <class Task>
   void each_prepared(const Model::Operation& operation, const std::int32_t* which, std::int32_t count, int member,
                      std::int64_t tasks, const Task& task);
+  template <class Task>
+  void each_unit(const Model::Operation& operation, int member, const Task& task);
   void prepare_row(const Model::Operation& operation, std::int32_t row, const Activation& out);
   void fail(std::int64_t row);
   // out[row × stride + c] (+)= one unit's 32 columns, for `rows` activations.
@@ -115,7 +120,6 @@ void StepRun::each_prepared(const Model::Operation& operation, const std::int32_
                             int member, std::int64_t tasks, const Task& task) {
   if (count > kOwnRows) {
     const Activation* shared = model_.shared_activations_.rows.data();
-    model_.team_.each(member, count, [&](std::int64_t i) { prepare_row(operation, which[i], shared[i]); });
     model_.team_.each(member, tasks, [&](std::int64_t i) { task(shared, i); });
     return;
   }

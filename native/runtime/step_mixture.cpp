@@ -16,6 +16,7 @@ void StepRun::mixture(const Model::Operation& operation, int member) {
   const std::int64_t experts = operation.experts.count();
   const Scratch scratch = scratch_of(member);
   auto* logits = reinterpret_cast<float*>(model_.router_.data());
+  share_prepared(operation, all_.data(), count, member);
   each_prepared(operation, all_.data(), count, member, std::ssize(operation.router_pieces),
                 [&](const Activation* activations, std::int64_t task) {
                   const Model::Piece& piece = operation.router_pieces[static_cast<std::size_t>(task)];

@@ -12,6 +12,7 @@ void StepRun::output(const Model::Operation& operation, int member) {
   auto* logits = reinterpret_cast<float*>(model_.logits_.data());
   for (std::int32_t first = 0; first < total; first += kPickRows) {
     const std::int32_t count = std::min(kPickRows, total - first);
+    share_prepared(operation, wanted_.data() + first, count, member);
     each_prepared(operation, wanted_.data() + first, count, member, std::ssize(operation.pieces),
                   [&](const Activation* activations, std::int64_t task) {
                     const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(task)];
