@@ -12,9 +12,9 @@ import pytest
 
 from ultrafast.backends import placement
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two processors"
-)
+PLACES = hasattr(os, "sched_getaffinity")
+pytestmark = pytest.mark.skipif(not PLACES, reason="this system does not let a thread choose its processors")
+TWO = pytest.mark.skipif(PLACES and len(os.sched_getaffinity(0)) < 2, reason="one processor: there is no other")
 SHOW = "import os; print(sorted(os.sched_getaffinity(0)))"
 
 
@@ -25,6 +25,7 @@ def allowed() -> Iterator[set[int]]:
     assert os.sched_getaffinity(0) == before
 
 
+@TWO
 def test_a_core_is_left_until_the_last_engine_gives_it_back(allowed: set[int]) -> None:
     core = min(allowed)
     placement.take([core])
@@ -42,6 +43,7 @@ def test_with_no_core_left_it_runs_anywhere(allowed: set[int]) -> None:
     placement.give_back(sorted(allowed))
 
 
+@TWO
 def test_processes_and_threads_can_do_without(allowed: set[int]) -> None:
     core = min(allowed)
     placement.take([core])
@@ -66,8 +68,21 @@ def test_processes_and_threads_can_do_without(allowed: set[int]) -> None:
 
 def test_nothing_taken_changes_nothing(allowed: set[int]) -> None:
     placement.take([])
+    assert os.sched_getaffinity(0) == allowed
     placement.leave()
+    assert os.sched_getaffinity(0) == allowed
     with placement.anywhere():
-        pass
+        assert os.sched_getaffinity(0) == allowed
     placement.give_back([])
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_a_system_that_forbids_it_is_no_error(allowed: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(pid: int, cpus: object) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as forbidden:
+        forbidden.setattr(os, "sched_setaffinity", forbid)
+        placement.take([min(allowed)])
+        placement.give_back([min(allowed)])
     assert os.sched_getaffinity(0) == allowed

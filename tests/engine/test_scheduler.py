@@ -182,7 +182,7 @@ def test_what_lower_tiers_cost_the_next_step_is_theirs() -> None:
         assert len(world.step().work) == 1
         world.seconds_per_step = usual
         assert world.scheduler.costs.decode_seconds(1) < 0.006, "the step after is none without them"
-        for _ in range(40):
+        for _ in range(48):
             assert len(world.step().work) == 1, "and is paid for"
 
 

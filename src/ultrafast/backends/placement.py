@@ -11,6 +11,8 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 
+from ultrafast.models import resources
+
 _allowed: set[int] = set()  # while some are taken: what the thread was allowed before
 _taken: Counter[int] = Counter()
 
@@ -47,14 +49,9 @@ def anywhere() -> Iterator[None]:
 def leave() -> None:
     """Lift the restriction from the calling thread: for one started by the event loop's, which has inherited it."""
     if _allowed:
-        _set(_allowed)
+        resources.run_on(_allowed)
 
 
 def _apply() -> None:
     if _allowed:
-        _set(_allowed - _taken.keys() or _allowed)
-
-
-def _set(cpus: set[int]) -> None:
-    with contextlib.suppress(OSError):  # the system may have taken cores away since
-        os.sched_setaffinity(0, cpus)
+        resources.run_on(_allowed - _taken.keys() or _allowed)

@@ -38,7 +38,7 @@ from ultrafast.engine.messages import (
     ToEngine,
 )
 from ultrafast.errors import ConfigurationError, EngineError, UltrafastError
-from ultrafast.models import MAX_SEQUENCES, load_model
+from ultrafast.models import MAX_SEQUENCES, load_model, resources
 from ultrafast.models.loaded import LoadedModel
 from ultrafast.models.text import open_tokenizer
 
@@ -162,7 +162,7 @@ def _load(channel: Channel, load: Load) -> tuple[Engine, ModelDescription]:
     engine.warm_up()
     if model.cpus:
         # Where this thread computes as a member of the team. A request would otherwise wake it on the gateway's core.
-        os.sched_setaffinity(0, model.cpus[:1])
+        resources.run_on(model.cpus[:1])
     return engine, _describe(load, model, time.perf_counter() - started)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -35,6 +37,12 @@ def pinned_cpus(threads: int) -> list[int]:
     """A processor per thread, or none where there are more threads than cores: then the system places them."""
     cpus = allowed_cpus()
     return cpus[:threads] if threads <= len(cpus) and sys.platform == "linux" else []
+
+
+def run_on(cpus: Collection[int]) -> None:
+    """Keep the calling thread on these processors, where the system lets it: they may be taken away, or it forbid."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cpus)
 
 
 def available_memory_bytes() -> int:
