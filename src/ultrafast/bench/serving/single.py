@@ -21,9 +21,9 @@ def stream_load(stage: Stage) -> str:
     """What ``stream`` asks."""
     sizes = stage.sizes
     return (
-        f"{sizes.stream_loads} times: a server and the engine's own loop in another process, both fresh, so that where a "
-        f"model comes to lie in memory is no single chance; then, {sizes.stream_rounds} times, in turns, one stream of "
-        f"{sizes.stream_tokens} tokens at {ULTRAFAST} over HTTP, and the same prompt in process"
+        f"{sizes.stream_loads} times: a server and the engine's own loop in another process, both fresh, so that where "
+        f"a model comes to lie in memory is no single chance; then, {sizes.stream_rounds} times, in turns, one stream "
+        f"of {sizes.stream_tokens} tokens at {ULTRAFAST} over HTTP, and the same prompt in process"
     )
 
 
