@@ -22,6 +22,10 @@ def make_stream() -> LocalStream:
     return stream
 
 
+def do_nothing() -> None:
+    pass
+
+
 async def iterate(stream: LocalStream, seen: list[int]) -> None:
     async for event in stream:
         seen += event.token_ids
@@ -49,7 +53,7 @@ def test_order_is_kept(taken: list[bool], runs: list[bool], diverted_at: int) ->
         reader = asyncio.create_task(iterate(stream, seen))
         for index in range(len(taken)):
             if index == diverted_at:
-                stream.divert(sink)
+                stream.divert(sink, do_nothing)
             stream.push(GenerationEvent(0, [index], "x", None))
             if runs[index]:
                 await asyncio.sleep(0)
@@ -75,7 +79,7 @@ def refusing(event: GenerationEvent) -> bool:
 def test_what_a_sink_cannot_take_is_iterated_over(sink: Callable[[GenerationEvent], bool]) -> None:
     async def play() -> list[int]:
         stream, seen = make_stream(), list[int]()
-        stream.divert(sink)
+        stream.divert(sink, do_nothing)
         stream.push(GenerationEvent(0, [1], "x", None))
         stream.push(GenerationEvent(0, [2], "", None, "stop", SUMMARY))
         await iterate(stream, seen)
@@ -87,7 +91,7 @@ def test_what_a_sink_cannot_take_is_iterated_over(sink: Callable[[GenerationEven
 def test_a_failure_comes_after_what_was_taken() -> None:
     async def play() -> list[int]:
         stream, seen = make_stream(), list[int]()
-        stream.divert(lambda event: not seen.extend(event.token_ids))
+        stream.divert(lambda event: not seen.extend(event.token_ids), do_nothing)
         reader = asyncio.create_task(iterate(stream, seen))
         await asyncio.sleep(0)
         stream.push(GenerationEvent(0, [1], "x", None))
@@ -97,3 +101,27 @@ def test_a_failure_comes_after_what_was_taken() -> None:
         return seen
 
     assert asyncio.run(play()) == [1]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_end_is_told_at_once_and_once(fails: bool, is_late: bool) -> None:
+    """Also where nobody has read what comes before it, and where the end came before the diversion."""
+
+    async def play() -> None:
+        stream, ends = make_stream(), list[bool]()
+        if not is_late:
+            stream.divert(refusing, lambda: ends.append(True))
+        stream.push(GenerationEvent(0, [1], "x", None))
+        assert not ends
+        if fails:
+            stream.fail(EngineUnavailableError("gone"))
+        else:
+            stream.push(GenerationEvent(0, [2], "", None, "stop", SUMMARY))
+        if is_late:
+            stream.divert(refusing, lambda: ends.append(True))
+        assert ends == [True]
+        await stream.aclose()
+        assert ends == [True]
+
+    asyncio.run(play())

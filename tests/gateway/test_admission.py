@@ -257,6 +257,9 @@ async def test_random_histories_keep_the_books(seed: int) -> None:
                 assert slots is not None
                 assert 0 <= view.used <= max(slots, widest if slots else 0)
             await asyncio.sleep(chance.random() * 0.01)
+            if chance.random() < 0.5:
+                grant.free_slots()
+                await asyncio.sleep(chance.random() * 0.01)
         finally:
             grant.release(chance.randint(0, 10))
         return lane_of(grant.tier)

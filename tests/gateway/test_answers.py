@@ -14,7 +14,9 @@ from starlette.types import Message
 from ultrafast.backends.base import ChatRequest, GenerationEvent, SamplingParameters, Summary
 from ultrafast.backends.connection import EngineConnection, LocalStream
 from ultrafast.gateway import answers
+from ultrafast.gateway.admission import Admission, Wish
 from ultrafast.gateway.answers import Prepare, stream_answer
+from ultrafast.gateway.configuration import Configuration, TierSettings
 from ultrafast.gateway.exchange import Exchange
 from ultrafast.gateway.records.projects import Identity, Project
 from ultrafast.gateway.responses import KEEP_ALIVE
@@ -109,6 +111,31 @@ def test_a_reader_who_keeps_up_costs_no_task() -> None:
         return client
 
     assert asyncio.run(play()).direct_writes == 9, "all but the first, with which the response begins"
+
+
+def test_a_slow_reader_holds_no_slot_when_its_answer_is_generated() -> None:
+    async def play() -> tuple[list[int], str]:
+        admission = Admission(Configuration().tiers | {"ultrafast": TierSettings(slots=1)})
+        client, exchange = Client(), make_exchange()
+        exchange.grant = await admission.enter(Wish("proj-1", "ultrafast", 1, 10))
+        stream = LocalStream(EngineConnection(lambda stage: None), "req_1", "ultrafast")
+        answering = asyncio.create_task(answer(client, stream, exchange))
+        used = []
+        for index in range(3):
+            stream.push(token(index))
+            await asyncio.sleep(0.001)
+            client.read(on=False)
+            used.append(admission.uses()["ultrafast"].used)
+        stream.push(GenerationEvent(0, [3], "", None, "stop", SUMMARY))
+        used.append(admission.uses()["ultrafast"].used)
+        other = await admission.enter(Wish("proj-2", "ultrafast", 1, 10))
+        client.read(on=True)
+        await answering
+        exchange.grant.release(exchange.used_tokens)
+        used.append(admission.uses()["ultrafast"].used)
+        return used, other.tier
+
+    assert asyncio.run(play()) == ([1, 1, 1, 0, 1], "ultrafast")
 
 
 def test_a_silent_answer_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:

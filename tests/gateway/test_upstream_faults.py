@@ -354,3 +354,37 @@ backends = ["rack"]
         (row,) = records.usage(["backend", "model", "tier"])
     assert row.group == {"backend": "rack", "model": "chat", "tier": ""}
     assert (row.requests, row.failed, row.cost, row.served) == (2, 2, 0, {})
+
+
+def test_what_a_silent_backend_took_is_told_as_waiting(server: RunningServer, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections and answers nothing
+        file = tmp_path / "ultrafast.toml"
+        file.write_text(
+            f"""
+[backends.silent]
+kind = "upstream"
+url = "http://127.0.0.1:{listener.getsockname()[1]}/v1"
+model = "{MODEL}"
+first_token_seconds = 0.5
+
+[backends.good]
+kind = "upstream"
+url = "{server.base_url}"
+model = "{MODEL}"
+key_variable = "ULTRAFAST_API_KEY"
+
+[[routes]]
+model = "chat"
+backends = ["silent", "good"]
+""",
+            encoding="utf-8",
+        )
+        gateway = RunningServer("--config", str(file))
+        body = {"model": "chat", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        headers = {"authorization": f"Bearer {KEY}"}
+        answer = httpx.post(gateway.base_url + "/chat/completions", json=body, headers=headers, timeout=60).json()
+        assert gateway.stop() == 0, gateway.output
+    assert answer["time_info"]["queue_time"] >= 0.5
+    with Records.open(Path(gateway.data_directory)) as records:
+        (row,) = records.usage(["backend"])
+    assert row.group == {"backend": "good"}

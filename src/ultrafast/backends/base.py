@@ -91,11 +91,12 @@ class DirectStream(Protocol):
     costs them a fraction.
     """
 
-    def divert(self, sink: Callable[[GenerationEvent], bool]) -> None:
+    def divert(self, sink: Callable[[GenerationEvent], bool], ended: Callable[[], None]) -> None:
         """From now on offer each event to ``sink`` the moment it comes.
 
         What it returns False for is iterated over as ever, in order: no event is offered while an earlier one waits.
-        The event with the summary is never offered.
+        The event with the summary is never offered. When it has come, or the stream has failed, ``ended`` is called
+        once: nothing is generated any more, though events may still wait for a slow reader.
         """
         ...
 

@@ -56,6 +56,7 @@ class LocalStream:
         self._ended = False
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[GenerationEvent], bool] | None = None
+        self._on_end: Callable[[], None] | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -78,13 +79,17 @@ class LocalStream:
         if not self._ended:
             self._ended = True
             self._connection.cancel(self._request_id)
-        self._sink = None
+        self._sink = self._on_end = None
         self._events.clear()
         self._wake()
 
-    def divert(self, sink: Callable[[GenerationEvent], bool]) -> None:
+    def divert(self, sink: Callable[[GenerationEvent], bool], ended: Callable[[], None]) -> None:
         """Offer each event to ``sink`` first; see ``backends.base.DirectStream``."""
         self._sink = sink
+        if self._ended:
+            ended()
+        else:
+            self._on_end = ended
 
     def push(self, event: GenerationEvent) -> None:
         """Hand on or append an event; the one with the summary is the last."""
@@ -92,15 +97,20 @@ class LocalStream:
             return
         self._events.append(event)
         if event.summary is not None:
-            self._ended = True
+            self._end()
         self._wake()
 
     def fail(self, error: UltrafastError) -> None:
         """End with ``error``, after the events that came before it."""
         if not self._ended:
             self._error = error
-            self._ended = True
+            self._end()
             self._wake()
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._on_end is not None:
+            self._on_end()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -2,7 +2,7 @@
 
 One slot is one sequence being generated; an idle connection holds none. Invariants, held by tests over random
 histories: a tier never has more slots in use than it has; a limit's bucket is never overdrawn; within a tier slots are
-given in order of arrival; every request that asked is granted, refused or gone, and each grant is released once.
+given in order of arrival; every request that asked is granted, refused or gone; what a grant holds is given back once.
 """
 
 from __future__ import annotations
@@ -45,10 +45,18 @@ class Grant:
     limits: LimitView
     _admission: Admission
     _wish: Wish
+    _has_slots: bool = True
     _released: bool = False
 
+    def free_slots(self) -> None:
+        """Give the slots back: nothing is generated any more. Safe twice."""
+        if self._has_slots:
+            self._has_slots = False
+            self._admission._free_slots(self._wish, self.tier)
+
     def release(self, used_tokens: int) -> None:
-        """Give the slots back, and the tokens that were set aside and not used. Safe twice."""
+        """Give everything back: slots, the stream, and the tokens that were set aside and not used. Safe twice."""
+        self.free_slots()
         if not self._released:
             self._released = True
             self._admission._release(self._wish, self.tier, used_tokens)
@@ -221,14 +229,15 @@ class Admission:
         account.tokens.give(wish.tokens)
         account.streams -= 1
 
-    def _release(self, wish: Wish, tier_word: str, used_tokens: int) -> None:
-        name = lane_of(tier_word)
-        account = self._account(wish.project, name)
-        account.streams -= 1
-        account.tokens.give(max(0, wish.tokens - used_tokens))
-        tier = self._tiers[name]
+    def _free_slots(self, wish: Wish, tier_word: str) -> None:
+        tier = self._tiers[lane_of(tier_word)]
         tier.used -= wish.sequences
         tier.wake()
+
+    def _release(self, wish: Wish, tier_word: str, used_tokens: int) -> None:
+        account = self._account(wish.project, lane_of(tier_word))
+        account.streams -= 1
+        account.tokens.give(max(0, wish.tokens - used_tokens))
 
     @staticmethod
     def _limits_view(account: _Account, limits: TierLimits) -> LimitView:

@@ -66,6 +66,7 @@ async def whole_answer(exchange: Exchange, chat: ChatRequest, opening: Opening, 
             summary = event.summary
     if summary is None:
         raise EngineError("the engine ended the answer without its account")
+    exchange.generated()
     choices = [
         Choice(
             index,
@@ -147,7 +148,7 @@ class _EventResponse:
             exchange.tier_served = opened.tier
             self.prepare()
         writer = self._writer
-        opened.divert(partial(self._take, writer))
+        opened.divert(partial(self._take, writer), exchange.generated)
         async for event in opened:
             exchange.note(event)
             data = writer.event(event.choice, event.text, event.logprobs, event.finish_reason, event.summary)
@@ -158,6 +159,7 @@ class _EventResponse:
                     await self._write(data)
                     self._is_writing = False
                 continue
+            exchange.generated()
             if chat.include_usage:
                 data += writer.usage(summary)
             await self.finish(data + DONE)

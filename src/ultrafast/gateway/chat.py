@@ -116,7 +116,7 @@ class ChatCompletions:
             queue_seconds=None if milliseconds is None else milliseconds / 1000,
         )
         grant = await self._service.admission.enter(wish)
-        exchange.tier_served, exchange.queue_seconds, exchange.limits = grant.tier, grant.queue_seconds, grant.limits
+        exchange.grant, exchange.tier_served, exchange.queue_seconds = grant, grant.tier, grant.queue_seconds
         return grant
 
     async def _run(
@@ -139,9 +139,12 @@ class ChatCompletions:
 
     async def _open(self, exchange: Exchange, call: Call, prepare: Prepare) -> Opened:
         """Have a backend begin to answer; returns with its first event."""
+        began, waited_before = time.perf_counter(), exchange.queue_seconds
 
         def submitted(backend: str) -> None:
             exchange.backend = backend
+            # With what the backends before this one took to fail.
+            exchange.queue_seconds = waited_before + time.perf_counter() - began
             exchange.system_fingerprint = self._service.system_fingerprint(backend)
             prepare()
 

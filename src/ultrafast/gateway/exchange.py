@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ultrafast.backends.base import ChatRequest, GenerationEvent, Summary
 from ultrafast.errors import RequestError, UltrafastError
+from ultrafast.gateway.admission import Grant
 from ultrafast.gateway.failures import Headers, status_of
-from ultrafast.gateway.limits import LimitView
 from ultrafast.gateway.records.projects import Identity
 from ultrafast.gateway.responses import Heading
 from ultrafast.gateway.routes import Opened
@@ -35,7 +35,7 @@ class Exchange:
     begun: bool = False  # the backend has given its first event
     prompt_tokens: int = 0
     queue_seconds: float = 0.0
-    limits: LimitView | None = None
+    grant: Grant | None = None
     system_fingerprint: str | None = None
     produced: int = 0  # tokens or, of a backend that does not tell them, events
     summary: Summary | None = None
@@ -61,6 +61,11 @@ class Exchange:
             self.finish_reason = event.finish_reason
         if self.answer is not None:
             self.answer.append(event.text)
+
+    def generated(self) -> None:
+        """The backend works on the answer no more: its slots are the next one's, though this reader take his time."""
+        if self.grant is not None:
+            self.grant.free_slots()
 
     def abort(self, error: UltrafastError) -> None:
         """End the request with ``error`` wherever it stands."""
@@ -88,7 +93,7 @@ class Exchange:
     def headers(self) -> Headers:
         """The response's own headers."""
         milliseconds = int((time.perf_counter() - self.received) * 1000)
-        limits = [] if self.limits is None else self.limits.headers()
+        limits = [] if self.grant is None else self.grant.limits.headers()
         return [
             (b"x-request-id", self.request_id.encode()),
             (b"openai-processing-ms", b"%d" % milliseconds),

@@ -43,7 +43,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TimeInfo(msgspec.Struct, frozen=True):
-    """Wall-clock seconds: waiting (for a slot of the tier, then in the engine), to the first token, to the last."""
+    """Wall-clock seconds: waiting (slot, backends that failed, engine), to the first token, to the last."""
 
     queue_time: float
     prompt_time: float

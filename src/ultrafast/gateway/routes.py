@@ -57,10 +57,10 @@ class Opened:
         """Whether the summary's token counts are estimates."""
         return self._relayed is not None and self._relayed.estimated
 
-    def divert(self, sink: Callable[[GenerationEvent], bool]) -> None:
+    def divert(self, sink: Callable[[GenerationEvent], bool], ended: Callable[[], None]) -> None:
         """Offer ``sink`` what comes after the first event, where the backend can; see ``DirectStream``."""
         if isinstance(self._stream, DirectStream):
-            self._stream.divert(sink)
+            self._stream.divert(sink, ended)
 
     def __aiter__(self) -> Self:
         return self
