@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../runtime/bounds.h"
 #include "../runtime/quantise.h"
 #include "bindings.h"
 
@@ -35,44 +36,82 @@ struct OwnedActivation {
   }
 };
 
+// Rows of x as a product with a matrix of `type` wants them.
+class Activations {
+ public:
+  Activations(const KernelTable& kernels, WeightType type, std::int64_t columns, const InputMatrix<float>& x) {
+    if (static_cast<std::int64_t>(x.shape(1)) != columns) throw nb::value_error("x must have `columns` columns");
+    owned_.reserve(x.shape(0));
+    for (std::size_t r = 0; r < x.shape(0); ++r) {
+      const float* row = x.data() + r * static_cast<std::size_t>(columns);
+      owned_.emplace_back(std::vector<float>(row, row + columns));
+      if (is_quantised(type)) kernels.quantise(row, columns, owned_.back().view());
+      views_.push_back(owned_.back().view());
+    }
+  }
+  const Activation* data() const { return views_.data(); }
+  std::size_t size() const { return views_.size(); }
+
+ private:
+  std::vector<OwnedActivation> owned_;
+  std::vector<Activation> views_;
+};
+
+// [activation rows][matrix rows] of a kernel that multiplies by the unit; `slack`: [matrix rows], filled as write_unit
+// does.
+OutputArray<float> multiply(void (*kernel)(const LinearArguments&), const MatrixSource& source,
+                            const Activations& activations, std::vector<float>& slack) {
+  const std::int64_t units = (source.rows + kUnitRows - 1) / kUnitRows;
+  const std::int64_t stride = units * kUnitRows;
+  std::vector<float> padded(activations.size() * static_cast<std::size_t>(stride));
+  std::vector<std::uint8_t> unit(static_cast<std::size_t>(unit_bytes(source.type, source.columns)));
+  std::vector<std::uint8_t> lower(static_cast<std::size_t>(lower_unit_bytes(source.type, source.columns)));
+  slack.resize(static_cast<std::size_t>(stride));
+  for (std::int64_t u = 0; u < units; ++u) {
+    write_unit(source, u, {unit.data(), lower.data(), slack.data() + u * kUnitRows});
+    kernel({.type = source.type,
+            .unit = unit.data(),
+            .lower = lower.data(),
+            .columns = source.columns,
+            .activations = activations.data(),
+            .rows = static_cast<std::int32_t>(activations.size()),
+            .output = padded.data() + u * kUnitRows,
+            .output_stride = stride,
+            .epilogue = Epilogue::kStore});
+  }
+  slack.resize(static_cast<std::size_t>(source.rows));
+  std::vector<float> result;
+  for (std::size_t r = 0; r < activations.size(); ++r) {
+    const float* row = padded.data() + static_cast<std::int64_t>(r) * stride;
+    result.insert(result.end(), row, row + source.rows);
+  }
+  return owned_array(result, {activations.size(), static_cast<std::size_t>(source.rows)});
+}
+
 // [activation rows][matrix rows]
 OutputArray<float> linear(const std::string& set, const std::string& type, const InputArray<std::uint8_t>& data,
                           std::int64_t rows, std::int64_t columns, std::int32_t interleaved_head_size,
                           const InputMatrix<float>& x) {
   const KernelTable& kernels = kernels_for(set);
   const MatrixSource source = matrix_source(type, type, data, rows, columns, interleaved_head_size);
-  if (static_cast<std::int64_t>(x.shape(1)) != columns) throw nb::value_error("x must have `columns` columns");
-  const std::size_t count = x.shape(0);
-  std::vector<OwnedActivation> owned;
-  std::vector<Activation> activations;
-  owned.reserve(count);
-  for (std::size_t r = 0; r < count; ++r) {
-    const float* row = x.data() + r * static_cast<std::size_t>(columns);
-    owned.emplace_back(std::vector<float>(row, row + columns));
-    if (is_quantised(source.type)) kernels.quantise(row, columns, owned.back().view());
-    activations.push_back(owned.back().view());
-  }
-  const std::int64_t units = (rows + kUnitRows - 1) / kUnitRows;
-  const std::int64_t stride = units * kUnitRows;
-  std::vector<float> padded(count * static_cast<std::size_t>(stride));
-  std::vector<std::uint8_t> unit(static_cast<std::size_t>(unit_bytes(source.type, columns)));
-  for (std::int64_t u = 0; u < units; ++u) {
-    write_unit(source, u, unit.data());
-    kernels.linear({.type = source.type,
-                    .unit = unit.data(),
-                    .columns = columns,
-                    .activations = activations.data(),
-                    .rows = static_cast<std::int32_t>(count),
-                    .output = padded.data() + u * kUnitRows,
-                    .output_stride = stride,
-                    .epilogue = Epilogue::kStore});
-  }
-  std::vector<float> result;
-  for (std::size_t r = 0; r < count; ++r) {
-    const float* row = padded.data() + static_cast<std::int64_t>(r) * stride;
-    result.insert(result.end(), row, row + rows);
-  }
-  return owned_array(result, {count, static_cast<std::size_t>(rows)});
+  std::vector<float> slack;
+  return multiply(kernels.linear, source, Activations(kernels, source.type, columns, x), slack);
+}
+
+// A Q8_0 matrix laid out in parts: exact products and those of the upper parts, each [activation rows][matrix rows],
+// and how far these may be from those, as [matrix rows] of slack times [activation rows] of norms.
+nb::tuple split_linear(const std::string& set, const InputArray<std::uint8_t>& data, std::int64_t rows,
+                       std::int64_t columns, const InputMatrix<float>& x) {
+  const KernelTable& kernels = kernels_for(set);
+  MatrixSource source = matrix_source("Q8_0", "Q8_0", data, rows, columns, 0);
+  source.type = WeightType::kQ8_0Split;
+  const Activations activations(kernels, source.type, columns, x);
+  std::vector<float> slack;
+  auto exact = multiply(kernels.linear, source, activations, slack);
+  auto upper = multiply(kernels.linear_upper, source, activations, slack);
+  std::vector<float> norms;
+  for (std::size_t r = 0; r < activations.size(); ++r) norms.push_back(activation_norm(activations.data()[r], columns));
+  return nb::make_tuple(exact, upper, owned_array(slack, {slack.size()}), owned_array(norms, {norms.size()}));
 }
 
 nb::tuple quantise(const std::string& set, const InputArray<float>& x) {
@@ -94,15 +133,21 @@ nb::tuple rms_norm(const std::string& set, const InputArray<float>& x, const Inp
   return nb::make_tuple(owned_array(values, {x.size()}), finite);
 }
 
+// in_parts: of Q8_0, laid out as an output layer is.
 OutputArray<float> dequantise(const std::string& set, const std::string& type, const InputArray<std::uint8_t>& data,
-                              std::int64_t rows, std::int64_t columns, std::int32_t interleaved_head_size) {
-  const MatrixSource source = matrix_source(type, type, data, rows, columns, interleaved_head_size);
+                              std::int64_t rows, std::int64_t columns, std::int32_t interleaved_head_size,
+                              bool in_parts) {
+  MatrixSource source = matrix_source(type, type, data, rows, columns, interleaved_head_size);
+  if (in_parts && source.type != WeightType::kQ8_0) throw nb::value_error("only Q8_0 is laid out in parts");
+  if (in_parts) source.type = WeightType::kQ8_0Split;
   std::vector<float> values(static_cast<std::size_t>(rows * columns));
   std::vector<std::uint8_t> unit(static_cast<std::size_t>(unit_bytes(source.type, columns)));
+  std::vector<std::uint8_t> lower(static_cast<std::size_t>(lower_unit_bytes(source.type, columns)));
+  float slack[kUnitRows];
   for (std::int64_t r = 0; r < rows; ++r) {
-    if (r % kUnitRows == 0) write_unit(source, r / kUnitRows, unit.data());
-    kernels_for(set).dequantise_row(source.type, unit.data(), static_cast<std::int32_t>(r % kUnitRows), columns,
-                                    values.data() + r * columns);
+    if (r % kUnitRows == 0) write_unit(source, r / kUnitRows, {unit.data(), lower.data(), slack});
+    kernels_for(set).dequantise_row(source.type, unit.data(), lower.data(), static_cast<std::int32_t>(r % kUnitRows),
+                                    columns, values.data() + r * columns);
   }
   return owned_array(values, {static_cast<std::size_t>(rows), static_cast<std::size_t>(columns)});
 }
@@ -230,10 +275,11 @@ std::int32_t arg_max(const std::string& set, const InputArray<float>& x) {
 void register_kernels(nb::module_& module) {
   module.def("linear", &linear, "instruction_set"_a, "type"_a, "data"_a, "rows"_a, "columns"_a,
              "interleaved_head_size"_a, "x"_a);
+  module.def("split_linear", &split_linear, "instruction_set"_a, "data"_a, "rows"_a, "columns"_a, "x"_a);
   module.def("quantise", &quantise, "instruction_set"_a, "x"_a);
   module.def("rms_norm", &rms_norm, "instruction_set"_a, "x"_a, "weight"_a, "epsilon"_a);
   module.def("dequantise", &dequantise, "instruction_set"_a, "type"_a, "data"_a, "rows"_a, "columns"_a,
-             "interleaved_head_size"_a);
+             "interleaved_head_size"_a, "in_parts"_a = false);
   module.def("quantise_weights", &quantise_weights, "type"_a, "data"_a, "layout"_a);
   module.def("exp_sum", &exp_sum, "instruction_set"_a, "x"_a, "shift"_a);
   module.def(

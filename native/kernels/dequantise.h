@@ -7,11 +7,11 @@
 namespace ultrafast::ULTRAFAST_ISA {
 
 // Codes of one row's block, looked up where they are indices, without their offset.
-template <WeightType kType>
-ULTRAFAST_INLINE void row_codes(const std::uint8_t* block, int lane, float* codes) {
+template <WeightType kType, class Block>
+ULTRAFAST_INLINE void row_codes(const Block& block, int lane, float* codes) {
   const int vector = lane / kLanes;
-  const QuadPair pairs[4] = {load_quads<kType, 0>(block, vector), load_quads<kType, 1>(block, vector),
-                             load_quads<kType, 2>(block, vector), load_quads<kType, 3>(block, vector)};
+  const QuadPair pairs[4] = {block.template quads<0>(vector), block.template quads<1>(vector),
+                             block.template quads<2>(vector), block.template quads<3>(vector)};
   for (int quad = 0; quad < 8; ++quad) {
     alignas(32) std::uint8_t bytes[kQuadVector];
     store_bytes(bytes, quad < 4 ? pairs[quad].low : pairs[quad - 4].high);
@@ -37,7 +37,7 @@ static void dequantise_blocks(const std::uint8_t* group, int lane, std::int64_t 
     const std::uint8_t* header = block;
     block += kFormat.header_bytes();
     for (int i = 0; i < kFormat.blocks; ++i, ++b, block += kFormat.block_bytes(), out += kBlock) {
-      row_codes<kType>(block, lane, out);
+      row_codes<kType>(StoredBlock<kType>{block}, lane, out);
       const BlockScale s = load_scale<kType>(header, block, lane / kLanes);
       const float scale = lane_of(s.scale, lane);
       for (int c = 0; c < kBlock; ++c) {
@@ -55,14 +55,27 @@ static void dequantise_blocks(const std::uint8_t* group, int lane, std::int64_t 
   }
 }
 
+static void dequantise_split(const std::uint8_t* upper, const std::uint8_t* lower, int lane, std::int64_t columns,
+                             float* out) {
+  SplitBlock block{upper, lower};
+  for (std::int64_t b = 0; b < columns / kBlock; ++b, out += kBlock) {
+    row_codes<WeightType::kQ8_0>(block, lane, out);
+    const BlockScale s = load_scale<WeightType::kQ5_0>(block.upper, block.upper, lane / kLanes);
+    const float scale = lane_of(s.scale, lane);
+    for (int c = 0; c < kBlock; ++c) out[c] = scale * out[c];
+    block.upper += kSplitUpper.block_bytes();
+    block.lower += kSplitLower.block_bytes();
+  }
+}
+
 template <class Format>
 static void widen_row(const std::uint8_t* group, int lane, std::int64_t columns, float* out) {
   const auto* weights = reinterpret_cast<const typename Format::Element*>(group) + lane / kLanes * kLanes;
   for (std::int64_t c = 0; c < columns; ++c) out[c] = lane_of(Format::at(weights + c * kGroupRows), lane);
 }
 
-static void dequantise_row(WeightType type, const std::uint8_t* unit, std::int32_t row, std::int64_t columns,
-                           float* out) {
+static void dequantise_row(WeightType type, const std::uint8_t* unit, const std::uint8_t* lower, std::int32_t row,
+                           std::int64_t columns, float* out) {
   const std::uint8_t* group = unit + row / kGroupRows * group_bytes(type, columns);
   const int lane = row % kGroupRows;
   switch (type) {
@@ -120,6 +133,8 @@ static void dequantise_row(WeightType type, const std::uint8_t* unit, std::int32
       return dequantise_blocks<WeightType::kQ2_0>(group, lane, columns, out);
     case WeightType::kQ1_0:
       return dequantise_blocks<WeightType::kQ1_0>(group, lane, columns, out);
+    case WeightType::kQ8_0Split:
+      return dequantise_split(group, lower + row / kGroupRows * lower_group_bytes(columns), lane, columns, out);
   }
 }
 

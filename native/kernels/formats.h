@@ -48,9 +48,8 @@ constexpr const std::int8_t* code_values(WeightType type) {
   }
 }
 
-template <WeightType kType, int kQuad>
-ULTRAFAST_INLINE QuadPair load_quads(const std::uint8_t* block, int vector) {
-  constexpr BlockFormat kFormat = block_format(kType);
+template <BlockFormat kFormat, int kQuad>
+ULTRAFAST_INLINE QuadPair load_planes(const std::uint8_t* block, int vector) {
   const std::uint8_t* low_plane = block + vector * kQuadVector;
   const std::uint8_t* high_plane = low_plane + kFormat.low_bytes();
   QuadPair pair;
@@ -75,10 +74,44 @@ ULTRAFAST_INLINE QuadPair load_quads(const std::uint8_t* block, int vector) {
     pair.low = bit_or(pair.low, bits<2 * kQuad - kTop, 3 << kTop>(load_bytes(high_plane)));
     pair.high = bit_or(pair.high, bits<2 * kQuad - kTop, 3 << kTop>(load_bytes(high_plane + kQuadBytes)));
   }
+  return pair;
+}
+
+template <WeightType kType, int kQuad>
+ULTRAFAST_INLINE QuadPair load_quads(const std::uint8_t* block, int vector) {
+  QuadPair pair = load_planes<block_format(kType), kQuad>(block, vector);
   constexpr const std::int8_t* kValues = code_values(kType);
   if constexpr (kValues != nullptr) pair = {look_up(kValues, pair.low), look_up(kValues, pair.high)};
   return pair;
 }
+
+template <WeightType kType>
+struct StoredBlock {
+  const std::uint8_t* at;
+
+  template <int kQuad>
+  ULTRAFAST_METHOD QuadPair quads(int vector) const {
+    return load_quads<kType, kQuad>(at, vector);
+  }
+};
+
+// A block of kQ8_0Split as the signed bytes of kQ8_0.
+struct SplitBlock {
+  const std::uint8_t* upper;
+  const std::uint8_t* lower;
+
+  template <int kQuad>
+  ULTRAFAST_METHOD QuadPair quads(int vector) const {
+    const QuadPair up = load_planes<kSplitUpper, kQuad>(upper, vector);
+    const QuadPair low = load_planes<kSplitLower, kQuad>(lower, vector);
+    return {joined(up.low, low.low), joined(up.high, low.high)};
+  }
+
+ private:
+  ULTRAFAST_INLINE U8 joined(U8 up, U8 low) {
+    return flip_top(bit_or(bits<-kSplitBits, 0xff << kSplitBits & 0xff>(up), low));
+  }
+};
 
 // Signed bytes: dots take the magnitude and give its sign to the activations.
 constexpr bool has_signed_codes(WeightType type) {

@@ -9,6 +9,7 @@
 #include "math.h"
 #include "matmul.h"
 #include "sampling.h"
+#include "split.h"
 
 #define ULTRAFAST_STRING_(x) #x
 #define ULTRAFAST_STRING(x) ULTRAFAST_STRING_(x)
@@ -18,6 +19,8 @@ namespace ultrafast::ULTRAFAST_ISA {
 const KernelTable kTable = {
     .name = ULTRAFAST_STRING(ULTRAFAST_ISA),
     .linear = linear,
+    .linear_upper = linear_upper,
+    .linear_group = linear_group,
     .rms_norm = rms_norm,
     .finite = finite,
     .quantise = quantise,
@@ -28,6 +31,7 @@ const KernelTable kTable = {
     .store_key_value = store_key_value,
     .attention = attention,
     .arg_max = arg_max,
+    .next_reaching = next_reaching,
     .exp_sum = exp_sum,
     .log = scalar_log,
     .gumbel = gumbel,

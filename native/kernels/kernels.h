@@ -43,6 +43,7 @@ enum class WeightType : std::int32_t {
   kTQ2_0,
   kQ1_0,
   kQ2_0,
+  kQ8_0Split,  // never stored: how an output layer of kQ8_0 is laid out
 };
 
 // How a quantised type lies in a weight group of 16 rows. Codes of a block of 32 columns are split into planes:
@@ -85,6 +86,7 @@ static constexpr BlockFormat block_format(WeightType type) {
     case WeightType::kQ4_1:  // scale, minimum
       return {.blocks = 1, .header_halves = 0, .low_bits = 4, .high_bits = 0, .halves = 2, .bytes = 0};
     case WeightType::kQ5_0:
+    case WeightType::kQ8_0Split:  // its upper part
       return {.blocks = 1, .header_halves = 0, .low_bits = 4, .high_bits = 1, .halves = 1, .bytes = 0};
     case WeightType::kQ5_1:
       return {.blocks = 1, .header_halves = 0, .low_bits = 4, .high_bits = 1, .halves = 2, .bytes = 0};
@@ -138,6 +140,17 @@ static constexpr std::int64_t group_bytes(WeightType type, std::int64_t columns)
   return (format.header_bytes() + format.blocks * format.block_bytes()) * (columns / block_columns(type));
 }
 
+// A unit of kQ8_0Split lies in two places, so that either part of a matrix is one stream. Codes are raised by 128; the
+// upper part holds their upper five bits and the scales, laid out as kQ5_0, and bounds a product (bounds.h); the lower
+// part holds the other three bits.
+static constexpr BlockFormat kSplitUpper = block_format(WeightType::kQ5_0);
+static constexpr BlockFormat kSplitLower = {
+    .blocks = 1, .header_halves = 0, .low_bits = 2, .high_bits = 1, .halves = 0, .bytes = 0};
+static constexpr int kSplitBits = 3;  // of the lower part
+static constexpr std::int64_t lower_group_bytes(std::int64_t columns) {
+  return columns / kBlock * kSplitLower.block_bytes();
+}
+
 // What a code means where it is an index. All but those of IQ4 are raised by code_offset, so that they are unsigned.
 alignas(16) static constexpr std::int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                            1,    13,   25,  38,  53,  69,  89,  113};
@@ -169,7 +182,8 @@ enum class Epilogue : std::int32_t { kStore, kAdd };
 // output[row * output_stride + r] (= or +=) the dot of one 32-row unit with each activation row.
 struct LinearArguments {
   WeightType type;
-  const std::uint8_t* unit;  // two groups of 16 rows, as layout.h describes
+  const std::uint8_t* unit;   // two groups of 16 rows, as layout.h describes
+  const std::uint8_t* lower;  // the lower part of kQ8_0Split
   std::int64_t columns;
   const Activation* activations;  // [rows]
   std::int32_t rows;
@@ -215,6 +229,10 @@ struct NoiseKey {
 struct KernelTable {
   const char* name;
   void (*linear)(const LinearArguments&);
+  // linear of kQ8_0Split by the upper parts alone: off by what bounds.h says.
+  void (*linear_upper)(const LinearArguments&);
+  // linear of one group of 16 rows of kQ8_0Split, exact.
+  void (*linear_group)(const LinearArguments&, int group);
   // values[i] = (x[i] × (1 / sqrt(mean(x²) + epsilon))) × weight[i]; false where a value is not finite.
   bool (*rms_norm)(const float* x, const float* weight, float epsilon, std::int64_t n, float* values);
   bool (*finite)(const float* x, std::int64_t n);
@@ -225,7 +243,8 @@ struct KernelTable {
   // x[i] = cap × tanh(x[i] / cap); n is a multiple of 8.
   void (*soft_cap)(float* x, float cap, std::int64_t n);
   // One row of a unit as float32.
-  void (*dequantise_row)(WeightType type, const std::uint8_t* unit, std::int32_t row, std::int64_t columns, float* out);
+  void (*dequantise_row)(WeightType type, const std::uint8_t* unit, const std::uint8_t* lower, std::int32_t row,
+                         std::int64_t columns, float* out);
   // Rotates pairs (i, i + rotary / 2) of one head in place; cos and sin are [rotary / 2].
   void (*rotate)(float* head, const float* cosines, const float* sines, std::int32_t rotary);
   // Rounds one head's key and value to float16 into slot `offset` of their blocks.
@@ -234,6 +253,9 @@ struct KernelTable {
   void (*attention)(const AttentionArguments&);
   // Arg-max of x[begin, end), the lowest index among equals.
   std::int32_t (*arg_max)(const float* x, std::int32_t begin, std::int32_t end);
+  // The first index in [begin, end) with x[i] + slack[i] × norm >= threshold, or end.
+  std::int32_t (*next_reaching)(const float* x, const float* slack, float norm, float threshold, std::int32_t begin,
+                                std::int32_t end);
   // out[i] = exp(x[i] − shift); returns the sum in 16 lanes by index mod 16, folded.
   float (*exp_sum)(const float* x, float shift, std::int32_t n, float* out);
   float (*log)(float x);

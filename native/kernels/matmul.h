@@ -47,11 +47,20 @@ struct BlockDots {
     }
   }
 
+  // The whole block: a StoredBlock, or what gives its quads alike.
+  template <class Block>
+  ULTRAFAST_METHOD void take(const Block& block, int first_vector, const Activation* rows, std::int64_t column) {
+    step<0>(block, first_vector, rows, column);
+    step<1>(block, first_vector, rows, column);
+    step<2>(block, first_vector, rows, column);
+    step<3>(block, first_vector, rows, column);
+  }
+
   // Columns 4 × kQuad.. and 16 + 4 × kQuad.. of the block.
-  template <int kQuad>
-  ULTRAFAST_METHOD void step(const std::uint8_t* block, int first_vector, const Activation* rows, std::int64_t column) {
+  template <int kQuad, class Block>
+  ULTRAFAST_METHOD void step(const Block& block, int first_vector, const Activation* rows, std::int64_t column) {
     for (int v = 0; v < kVectors; ++v) {
-      const QuadPair codes = load_quads<kType, kQuad>(block, first_vector + v);
+      const QuadPair codes = block.template quads<kQuad>(first_vector + v);
       if constexpr (has_signed_codes(kType)) {
         const U8 low = magnitude(codes.low);
         const U8 high = magnitude(codes.high);
@@ -122,10 +131,7 @@ ULTRAFAST_INLINE void quantised_rows(const LinearArguments& a, const std::uint8_
     for (int i = 0; i < kFormat.blocks; ++i, ++b, block += kFormat.block_bytes()) {
       if (streamed) stream_ahead(block, kFormat.block_bytes());
       BlockDots<kType, kRows, kVectors> dots;
-      dots.template step<0>(block, first_vector, rows, b * kBlock);
-      dots.template step<1>(block, first_vector, rows, b * kBlock);
-      dots.template step<2>(block, first_vector, rows, b * kBlock);
-      dots.template step<3>(block, first_vector, rows, b * kBlock);
+      dots.take(StoredBlock<kType>{block}, first_vector, rows, b * kBlock);
       for (int v = 0; v < kVectors; ++v) {
         const BlockScale scale = load_scale<kType>(header, block, first_vector + v);
         for (int r = 0; r < kRows; ++r) {
@@ -168,23 +174,27 @@ ULTRAFAST_INLINE void float_rows(const LinearArguments& a, const std::uint8_t* g
   sums.emit(a, first_vector, first_row, output);
 }
 
-// One group for kRows activation rows. Few rows take all its vectors at once; four take one vector at a time, so that
-// the running sums stay in registers.
-template <int kRows, WeightType kType>
-ULTRAFAST_INLINE void quantised_group(const LinearArguments& a, const std::uint8_t* group, int row, float* output) {
-  constexpr int kVectors = kRows > 2 ? 1 : kGroupVectors;
-  for (int v = 0; v < kGroupVectors; v += kVectors) quantised_rows<kRows, kVectors, kType>(a, group, v, row, output);
+// Calls rows<kRows, kVectors>(first vector, first row) until all of a group is done for all activation rows. Few rows
+// take all its vectors at once; four take one vector at a time, so that the running sums stay in registers.
+template <class Rows>
+ULTRAFAST_INLINE void each_tile(std::int32_t count, const Rows& rows) {
+  int row = 0;
+  if constexpr (kSharesUnpacking) {
+    for (; row + 4 <= count; row += 4) {
+      for (int v = 0; v < kGroupVectors; ++v) rows.template operator()<4, 1>(v, row);
+    }
+    for (; row + 2 <= count; row += 2) rows.template operator()<2, kGroupVectors>(0, row);
+  }
+  for (; row < count; ++row) rows.template operator()<1, kGroupVectors>(0, row);
 }
 
 template <WeightType kType>
 static void quantised_linear(const LinearArguments& a, const std::uint8_t* group, float* output) {
-  int row = 0;
-  if constexpr (kSharesUnpacking) {
-    for (; row + 4 <= a.rows; row += 4) quantised_group<4, kType>(a, group, row, output);
-    for (; row + 2 <= a.rows; row += 2) quantised_group<2, kType>(a, group, row, output);
-  }
-  for (; row < a.rows; ++row) quantised_group<1, kType>(a, group, row, output);
+  each_tile(a.rows, [&]<int kRows, int kVectors>(int vector, int row)
+                        ULTRAFAST_LAMBDA { quantised_rows<kRows, kVectors, kType>(a, group, vector, row, output); });
 }
+
+static void linear_group(const LinearArguments& a, int group);  // split.h
 
 template <class Format>
 static void float_linear(const LinearArguments& a, const std::uint8_t* group, float* output) {
@@ -252,12 +262,20 @@ static void group_linear(const LinearArguments& a, const std::uint8_t* group, fl
       return quantised_linear<WeightType::kQ2_0>(a, group, output);
     case WeightType::kQ1_0:
       return quantised_linear<WeightType::kQ1_0>(a, group, output);
+    case WeightType::kQ8_0Split:
+      return;  // its groups are in two places: linear_group
   }
 }
 
 static void linear(const LinearArguments& a) {
   const std::int64_t bytes = group_bytes(a.type, a.columns);
-  for (int g = 0; g < kUnitRows / kGroupRows; ++g) group_linear(a, a.unit + g * bytes, a.output + g * kGroupRows);
+  for (int g = 0; g < kUnitRows / kGroupRows; ++g) {
+    if (a.type == WeightType::kQ8_0Split) {
+      linear_group(a, g);
+    } else {
+      group_linear(a, a.unit + g * bytes, a.output + g * kGroupRows);
+    }
+  }
 }
 
 }  // namespace ultrafast::ULTRAFAST_ISA

@@ -31,6 +31,25 @@ static std::int32_t arg_max(const float* x, std::int32_t begin, std::int32_t end
   return best_index;
 }
 
+static std::int32_t next_reaching(const float* x, const float* slack, float norm, float threshold, std::int32_t begin,
+                                  std::int32_t end) {
+  std::int32_t i = begin;
+  constexpr int kStride = 4 * kLanes;
+  const F32 factor = set1(norm);
+  const F32 wanted = set1(threshold);
+  for (; i + kStride <= end; i += kStride) {
+    F32 best = add(load(x + i), mul(load(slack + i), factor));
+    for (int v = 1; v < 4; ++v) {
+      best = max(best, add(load(x + i + v * kLanes), mul(load(slack + i + v * kLanes), factor)));
+    }
+    if (!all(less(best, wanted))) break;
+  }
+  for (; i < end; ++i) {
+    if (x[i] + slack[i] * norm >= threshold) break;
+  }
+  return i;
+}
+
 static float exp_sum(const float* x, float shift, std::int32_t n, float* out) {
   F32 sums[kVirtualVectors];
   for (F32& sum : sums) sum = zero();

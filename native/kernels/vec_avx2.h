@@ -8,6 +8,7 @@
 
 #define ULTRAFAST_INLINE __attribute__((always_inline)) static inline
 #define ULTRAFAST_METHOD __attribute__((always_inline)) inline
+#define ULTRAFAST_LAMBDA __attribute__((always_inline))
 
 namespace ultrafast::ULTRAFAST_ISA {
 
@@ -115,12 +116,14 @@ ULTRAFAST_INLINE void store_bytes(std::uint8_t* p, U8 a) { _mm256_storeu_si256(r
 // kMask of every byte shifted right by kShift bits (left where negative). The mask keeps out what crosses bytes.
 template <int kShift, int kMask>
 ULTRAFAST_INLINE U8 bits(U8 a) {
-  const __m256i mask = _mm256_set1_epi8(kMask);
+  const __m256i mask = _mm256_set1_epi8(static_cast<char>(kMask));
   if constexpr (kShift > 0) return {_mm256_and_si256(_mm256_srli_epi16(a.v, kShift), mask)};
   if constexpr (kShift < 0) return {_mm256_and_si256(_mm256_slli_epi16(a.v, -kShift), mask)};
   return {_mm256_and_si256(a.v, mask)};
 }
 ULTRAFAST_INLINE U8 bit_or(U8 a, U8 b) { return {_mm256_or_si256(a.v, b.v)}; }
+// Raised by 128 or lowered by it, which is the same.
+ULTRAFAST_INLINE U8 flip_top(U8 a) { return {_mm256_xor_si256(a.v, _mm256_set1_epi8(static_cast<char>(0x80)))}; }
 // table[code] for codes 0..15.
 ULTRAFAST_INLINE U8 look_up(const std::int8_t* table, U8 codes) {
   const __m128i values = _mm_load_si128(reinterpret_cast<const __m128i*>(table));

@@ -5,6 +5,7 @@
 
 #define ULTRAFAST_INLINE __attribute__((always_inline)) static inline
 #define ULTRAFAST_METHOD __attribute__((always_inline)) inline
+#define ULTRAFAST_LAMBDA __attribute__((always_inline))
 
 namespace ultrafast::ULTRAFAST_ISA {
 
@@ -158,6 +159,11 @@ ULTRAFAST_INLINE U8 bits(U8 a) {
 ULTRAFAST_INLINE U8 bit_or(U8 a, U8 b) {
   U8 r;
   for (int i = 0; i < 4 * kLanes; ++i) r.v[i] = static_cast<std::uint8_t>(a.v[i] | b.v[i]);
+  return r;
+}
+ULTRAFAST_INLINE U8 flip_top(U8 a) {
+  U8 r;
+  for (int i = 0; i < 4 * kLanes; ++i) r.v[i] = static_cast<std::uint8_t>(a.v[i] ^ 0x80);
   return r;
 }
 ULTRAFAST_INLINE U8 look_up(const std::int8_t* table, U8 codes) {

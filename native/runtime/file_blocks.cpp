@@ -27,6 +27,7 @@ FileBlock file_block(WeightType type) {
     case WeightType::kBF16:
       return {2, {-1, -1}, 0, -1, -1};
     case WeightType::kQ8_0:
+    case WeightType::kQ8_0Split:  // of which no file has any
       return {34, {0, -1}, 2, -1, -1};
     case WeightType::kQ4_0:
     case WeightType::kIQ4_NL:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bounds.h"
 #include "file_blocks.h"
 #include "quantise.h"
 
@@ -93,6 +94,41 @@ bool write_quantised_row(const MatrixSource& source, const std::uint8_t* row, in
   return true;
 }
 
+// Row `index` of a unit of kQ8_0Split.
+bool write_split_row(const MatrixSource& source, const std::uint8_t* row, int index, const UnitOutput& out) {
+  const int group = index / kGroupRows;
+  const int lane = index % kGroupRows;
+  std::uint8_t* upper = out.data + group * group_bytes(source.type, source.columns);
+  std::uint8_t* lower = out.lower + group * lower_group_bytes(source.columns);
+  const std::int64_t stored_bytes = source_bytes(source.stored, 1, kBlock);
+  BlockCodes codes;
+  UpperSlack sum;
+  std::uint8_t quantised[kMostQuantisedBytes];
+  for (std::int64_t b = 0; b < source.columns / kBlock; ++b, row += stored_bytes) {
+    const std::uint8_t* block = row;
+    if (source.stored != WeightType::kQ8_0) {
+      if (!quantise_block(source.stored, row, WeightType::kQ8_0, quantised)) return false;
+      block = quantised;
+    }
+    take_block(WeightType::kQ8_0, block, 0, codes);
+    std::uint8_t* scale = upper + kSplitUpper.quant_bytes() + 2 * lane;
+    take_half(WeightType::kQ8_0, block, 0, scale);
+    sum.add(scale, codes.code);
+    std::uint8_t high[kBlock];
+    for (int c = 0; c < kBlock; ++c) {
+      const int code = codes.code[c] ^ 0x80;
+      high[c] = static_cast<std::uint8_t>(code >> kSplitBits);
+      codes.code[c] = static_cast<std::uint8_t>(code & ((1 << kSplitBits) - 1));
+    }
+    write_planes(kSplitUpper, high, lane, upper);
+    write_planes(kSplitLower, codes.code, lane, lower);
+    upper += kSplitUpper.block_bytes();
+    lower += kSplitLower.block_bytes();
+  }
+  out.slack[index] = sum.slack();
+  return true;
+}
+
 }  // namespace
 
 std::int64_t source_bytes(WeightType type, std::int64_t rows, std::int64_t columns) {
@@ -104,15 +140,24 @@ std::int64_t unit_bytes(WeightType type, std::int64_t columns) {
   return (bytes + 63) / 64 * 64;
 }
 
-bool write_unit(const MatrixSource& source, std::int64_t unit, std::uint8_t* out) {
+std::int64_t lower_unit_bytes(WeightType type, std::int64_t columns) {
+  if (type != WeightType::kQ8_0Split) return 0;
+  return (kUnitRows / kGroupRows * lower_group_bytes(columns) + 63) / 64 * 64;
+}
+
+bool write_unit(const MatrixSource& source, std::int64_t unit, const UnitOutput& out) {
   const std::int64_t row_bytes = source_bytes(source.stored, 1, source.columns);
-  std::memset(out, 0, static_cast<std::size_t>(unit_bytes(source.type, source.columns)));
+  std::memset(out.data, 0, static_cast<std::size_t>(unit_bytes(source.type, source.columns)));
+  const std::int64_t lower_bytes = lower_unit_bytes(source.type, source.columns);
+  if (lower_bytes > 0) std::memset(out.lower, 0, static_cast<std::size_t>(lower_bytes));
   for (int r = 0; r < kUnitRows; ++r) {
     const std::int64_t row = unit * kUnitRows + r;
     if (row >= source.rows) break;
     const std::uint8_t* data = source.data + source_row(source, row) * row_bytes;
-    std::uint8_t* group = out + r / kGroupRows * group_bytes(source.type, source.columns);
-    if (is_quantised(source.type)) {
+    std::uint8_t* group = out.data + r / kGroupRows * group_bytes(source.type, source.columns);
+    if (source.type == WeightType::kQ8_0Split) {
+      if (!write_split_row(source, data, r, out)) return false;
+    } else if (is_quantised(source.type)) {
       if (!write_quantised_row(source, data, r % kGroupRows, group)) return false;
     } else {
       write_float_row(source, data, r % kGroupRows, group);

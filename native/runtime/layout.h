@@ -24,11 +24,20 @@ struct MatrixSource {
 // Bytes of the source.
 std::int64_t source_bytes(WeightType type, std::int64_t rows, std::int64_t columns);
 
-// Bytes of one 32-row unit, a multiple of 64.
+// Bytes of one 32-row unit, a multiple of 64; of kQ8_0Split those of its upper part.
 std::int64_t unit_bytes(WeightType type, std::int64_t columns);
+// Bytes of the lower part of one, 0 for types that have none.
+std::int64_t lower_unit_bytes(WeightType type, std::int64_t columns);
+
+// Where the parts of a unit go; `lower` and the [32] slacks of its rows (bounds.h) are of kQ8_0Split only.
+struct UnitOutput {
+  std::uint8_t* data;
+  std::uint8_t* lower = nullptr;
+  float* slack = nullptr;
+};
 
 // Writes rows [32 × unit, 32 × unit + 32) to out; rows beyond the matrix become zero. False where a value cannot be
 // quantised.
-bool write_unit(const MatrixSource& source, std::int64_t unit, std::uint8_t* out);
+bool write_unit(const MatrixSource& source, std::int64_t unit, const UnitOutput& out);
 
 }  // namespace ultrafast

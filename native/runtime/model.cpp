@@ -1,6 +1,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
@@ -126,6 +127,13 @@ std::vector<std::int64_t> Model::place_units() {
   // Rows of an embedding that no product reads still need a place.
   const std::int32_t table = program_.front().matrices[0];
   for (std::int64_t u = 0; u < matrix(table).unit_count(); ++u) place(0, table, u);
+  for (Matrix& each : matrices_) {
+    for (Place& at : each.units) {
+      std::int64_t& end = bytes[static_cast<std::size_t>(at.member)];
+      at.lower_offset = end;
+      end += lower_unit_bytes(each.source.type, each.source.columns);
+    }
+  }
   return bytes;
 }
 
@@ -133,6 +141,9 @@ std::vector<std::int64_t> Model::place_units() {
 void Model::fill_arenas() {
   const std::vector<std::int64_t> bytes = place_units();
   for (const std::int64_t each : bytes) arenas_.emplace_back(static_cast<std::size_t>(each));
+  for (Matrix& each : matrices_) {
+    if (each.source.type == WeightType::kQ8_0Split) each.slack.resize(each.units.size() * kUnitRows);
+  }
   std::atomic<bool> sound = true;
   team_.run(Team::Attendance::kEveryone, [&](int member) {
     std::uint8_t* arena = arenas_[static_cast<std::size_t>(member)].data();
@@ -140,20 +151,29 @@ void Model::fill_arenas() {
       for (std::size_t u = 0; u < each.units.size(); ++u) {
         Place& place = each.units[u];
         if (place.member != member) continue;
-        if (!write_unit(each.source, static_cast<std::int64_t>(u), arena + place.offset)) sound = false;
         place.data = arena + place.offset;
+        UnitOutput out{.data = arena + place.offset};
+        if (!each.slack.empty()) {
+          place.lower = out.lower = arena + place.lower_offset;
+          out.slack = each.slack.data() + u * kUnitRows;
+        }
+        if (!write_unit(each.source, static_cast<std::int64_t>(u), out)) sound = false;
       }
     }
   });
   require(sound, "a weight is not finite or too large to be quantised; load it without --quantize");
-  const auto data_of = [this](std::int32_t index, std::int64_t unit) {
-    return matrices_[static_cast<std::size_t>(index)].units[static_cast<std::size_t>(unit)].data;
+  for (Matrix& each : matrices_) {
+    if (!std::ranges::all_of(each.slack, [](float slack) { return std::isfinite(slack); })) each.slack.clear();
+  }
+  const auto place_of = [this](std::int32_t index, std::int64_t unit) {
+    return matrices_[static_cast<std::size_t>(index)].units[static_cast<std::size_t>(unit)];
   };
   for (Operation& operation : program_) {
     for (int m = 0; m < team_.members(); ++m) {
       each_piece(operation, m, [&](Piece& piece) {
-        piece.data = data_of(piece.matrix, piece.unit);
-        if (piece.partner >= 0) piece.second = data_of(piece.partner, piece.unit);
+        const Place place = place_of(piece.matrix, piece.unit);
+        piece.data = place.data;
+        piece.second = piece.partner >= 0 ? place_of(piece.partner, piece.unit).data : place.lower;
       });
     }
   }

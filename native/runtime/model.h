@@ -134,7 +134,7 @@ class Model {
     std::int32_t partner = -1;  // the `up` matrix of a gated pair
     std::int32_t expert = 0;
     const std::uint8_t* data = nullptr;
-    const std::uint8_t* second = nullptr;  // the `up` unit of a gated pair
+    const std::uint8_t* second = nullptr;  // the `up` unit of a gated pair, or the lower part of one of kQ8_0Split
   };
 
   struct Operation {
@@ -155,16 +155,19 @@ class Model {
     std::vector<Piece> down_pieces = {};  // [unit][expert]
   };
 
-  // Where a unit lies: at `offset` of a member's arena.
+  // Where a unit lies: at `offset` of a member's arena, its lower part at `lower_offset`.
   struct Place {
     int member = -1;
     std::int64_t offset = 0;
+    std::int64_t lower_offset = 0;
     const std::uint8_t* data = nullptr;
+    const std::uint8_t* lower = nullptr;
   };
 
   struct Matrix {
     MatrixSource source;
     std::vector<Place> units = {};
+    std::vector<float> slack = {};  // [units × 32] where the upper parts alone bound a product, see bounds.h
     std::int64_t unit_count() const { return (source.rows + kUnitRows - 1) / kUnitRows; }
   };
 
@@ -218,8 +221,10 @@ class Model {
   std::int32_t most_experts_ = 0;                // of any mixture: how many it has, how many a row uses, how wide
   std::int32_t most_used_ = 0;
   std::int64_t widest_expert_ = 0;
-  Memory router_;  // [max_rows][padded experts] logits, then probabilities
-  Memory expert_;  // [max_rows × used][padded inner]
+  Memory router_;                     // [max_rows][padded experts] logits, then probabilities
+  Memory expert_;                     // [max_rows × used][padded inner]
+  float left_average_ = 0.0f;         // part of the output layer's groups that bounds leave, of late
+  std::int32_t unbounded_steps_ = 0;  // still to come, because that was too much
   bool finished_ = false;
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
@@ -228,6 +233,11 @@ class Model {
 constexpr std::int32_t kOwnRows = 4;
 // Rows of logits in flight.
 constexpr std::int32_t kPickRows = 16;
+// Where bounds leave more than a part of the output layer, averaged over some steps, they cost more than they save: so
+// many steps go without.
+constexpr float kMostLeft = 0.25f;
+constexpr float kLeftSteps = 16.0f;
+constexpr std::int32_t kUnboundedSteps = 256;
 // Rows of one task and of a sweep over the weights: their activations stay in the core's cache.
 constexpr std::int32_t kSweepRows = 64;
 

@@ -198,6 +198,13 @@ void Model::output(Input input, std::int32_t output_matrix, float scale, float s
   require(matrix(output_matrix).source.rows == shape_.vocabulary_size, "the output must have a row per token");
   require(matrix(output_matrix).source.columns == shape_.hidden_size, "the output must take the hidden state");
   require(input.norm >= 0, "the output needs its norm");
+  // The arg-max can be found by bounds where nothing changes the logits afterwards.
+  MatrixSource& source = matrices_[static_cast<std::size_t>(output_matrix)].source;
+  const bool is_shared = std::ranges::any_of(program_, [&](const Operation& operation) {
+    return operation.kind != Kind::kEmbed && std::ranges::count(operation.matrices, output_matrix) > 0;
+  });
+  const bool is_bounded = source.type == WeightType::kQ8_0 && scale == 1.0f && softcap == 0.0f && !is_shared;
+  if (is_bounded) source.type = WeightType::kQ8_0Split;
   add_operation(
       {.kind = Kind::kOutput, .input = input, .scale = scale, .softcap = softcap, .matrices = {output_matrix}});
 }

@@ -40,6 +40,9 @@ StepRun::StepRun(Model& model, const StepInput& input) : model_(model), input_(i
   output_.logits.resize(static_cast<std::size_t>(logits) * words);
   output_.hidden.resize(static_cast<std::size_t>(hidden) * static_cast<std::size_t>(model.shape_.hidden_size));
   best_.resize(static_cast<std::size_t>(model.team_.members() * kPickRows));
+  floors_.resize(best_.size());
+  may_bound_ = model.unbounded_steps_ == 0;
+  if (!may_bound_) --model.unbounded_steps_;
   routes_.resize(input.tokens.size() * static_cast<std::size_t>(model.most_used_));
   route_weights_.resize(routes_.size());
 }
@@ -158,8 +161,9 @@ void StepRun::embed(const Model::Operation& operation, int member) {
   const Model::Buffer& out = model_.buffer(operation.destination);
   model_.team_.each(member, std::ssize(rows_), [&](std::int64_t i) {
     const std::int32_t token = input_.tokens[static_cast<std::size_t>(i)];
-    model_.kernels_.dequantise_row(table.source.type, table.units[static_cast<std::size_t>(token / kUnitRows)].data,
-                                   token % kUnitRows, table.source.columns, out.row(i));
+    const Model::Place& unit = table.units[static_cast<std::size_t>(token / kUnitRows)];
+    model_.kernels_.dequantise_row(table.source.type, unit.data, unit.lower, token % kUnitRows, table.source.columns,
+                                   out.row(i));
     if (operation.scale == 1.0f) return;
     for (std::int64_t c = 0; c < table.source.columns; ++c) out.row(i)[c] *= operation.scale;
   });
@@ -194,10 +198,11 @@ void StepRun::share_prepared(const Model::Operation& operation, const std::int32
 }
 
 void StepRun::multiply(std::int32_t matrix, const std::uint8_t* unit, const Activation* activations, std::int32_t rows,
-                       float* out, std::int64_t stride, Epilogue epilogue) {
+                       float* out, std::int64_t stride, Epilogue epilogue, const std::uint8_t* lower) {
   const MatrixSource& source = model_.matrix(matrix).source;
   model_.kernels_.linear({.type = source.type,
                           .unit = unit,
+                          .lower = lower,
                           .columns = source.columns,
                           .activations = activations,
                           .rows = rows,

@@ -19,6 +19,11 @@ class StepRun {
   StepOutput take_output();
 
  private:
+  // An arg-max so far; −1 before there is any.
+  struct Best {
+    std::int32_t token = -1;
+    float score = 0.0f;
+  };
   struct Row {
     Sequence* sequence;
     std::int32_t position;
@@ -64,7 +69,8 @@ class StepRun {
   void fail(std::int64_t row);
   // out[row × stride + c] (+)= one unit's 32 columns, for `rows` activations.
   void multiply(std::int32_t matrix, const std::uint8_t* unit, const Activation* activations, std::int32_t rows,
-                float* out, std::int64_t stride, Epilogue epilogue = Epilogue::kStore);
+                float* out, std::int64_t stride, Epilogue epilogue = Epilogue::kStore,
+                const std::uint8_t* lower = nullptr);
   void linear(const Model::Operation& operation, int member);
   void settle(const Model::Operation& operation, const float* products, std::int32_t rows, std::int64_t column,
               float* out, std::int64_t stride);
@@ -91,10 +97,20 @@ class StepRun {
   void output(const Model::Operation& operation, int member);
   void finish_logits(const Model::Operation& operation, float* logits, std::int32_t count);
   void keep_hidden(std::int32_t first, std::int32_t count, const Activation* activations);
+  bool finds_by_bounds(const Model::Operation& operation, std::int32_t first, std::int32_t count) const;
+  void find_by_bounds(const Model::Operation& operation, std::int32_t first, std::int32_t count, int member);
+  void note_groups_left(float part);
+  Share columns_of(std::int64_t part) const;
+  const float* multiply_group(const Model::Operation& operation, const Activation& activation, std::int32_t group,
+                              float* scores);
+  void find_floor(const Model::Operation& operation, const Activation* activations, std::int32_t count,
+                  std::int64_t part, float* scores);
+  void find_best_left(const Model::Operation& operation, const Activation* activations, std::int32_t first,
+                      std::int32_t count, std::int64_t part, float* scores);
   void pick_rows(std::int32_t first, std::int32_t count, int member);
   void find_best(std::int32_t first, std::int32_t count, std::int64_t part);
   void pick_row(std::int32_t wanted, const float* logits, int member);
-  void merge_greedy(std::int32_t first, std::int32_t count);
+  void merge_best(std::int32_t first, std::int32_t count);
   bool picks_greedily(std::int32_t wanted) const;
 
   Model& model_;
@@ -111,7 +127,10 @@ class StepRun {
   std::vector<float> route_weights_;               // [row][used]
   std::vector<std::int32_t> expert_first_;         // [experts + 1] into expert_slots_
   std::vector<std::int32_t> expert_slots_;         // slots (row × used + i) by their expert
-  std::vector<std::int32_t> best_;                 // [part][kPickRows]: arg-max of a part of the columns
+  std::vector<Best> best_;                         // [part][kPickRows]: arg-max of a part of the columns
+  std::vector<float> floors_;                      // [part][kPickRows]: a score that the arg-max reaches
+  std::atomic<std::int64_t> groups_left_ = 0;      // by bounds, of those of the output layer
+  bool may_bound_ = false;
   StepOutput output_;
 };
 

@@ -13,10 +13,15 @@ void StepRun::output(const Model::Operation& operation, int member) {
   for (std::int32_t first = 0; first < total; first += kPickRows) {
     const std::int32_t count = std::min(kPickRows, total - first);
     share_prepared(operation, wanted_.data() + first, count, member);
+    if (finds_by_bounds(operation, first, count)) {
+      find_by_bounds(operation, first, count, member);
+      continue;
+    }
     each_prepared(operation, wanted_.data() + first, count, member, std::ssize(operation.pieces),
                   [&](const Activation* activations, std::int64_t task) {
                     const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(task)];
-                    multiply(piece.matrix, piece.data, activations, count, logits + piece.column, width);
+                    multiply(piece.matrix, piece.data, activations, count, logits + piece.column, width,
+                             Epilogue::kStore, piece.second);
                     finish_logits(operation, logits + piece.column, count);
                     if (task == 0) keep_hidden(first, count, activations);
                   });
@@ -64,39 +69,46 @@ void StepRun::pick_rows(std::int32_t first, std::int32_t count, int member) {
       pick_row(first + row, logits + row * width, member);
     }
   });
-  model_.team_.each(member, 1, [&](std::int64_t) { merge_greedy(first, count); });
+  model_.team_.each(member, 1, [&](std::int64_t) { merge_best(first, count); });
+}
+
+// A part's columns, those of the vocabulary.
+Share StepRun::columns_of(std::int64_t part) const {
+  const std::int64_t units = padded(model_.shape_.vocabulary_size) / kUnitRows;
+  const Share own = share(units, static_cast<int>(part), model_.team_.members());
+  return {own.begin * kUnitRows, std::min<std::int64_t>(own.end * kUnitRows, model_.shape_.vocabulary_size)};
 }
 
 void StepRun::find_best(std::int32_t first, std::int32_t count, std::int64_t part) {
   const std::int64_t width = padded(model_.shape_.vocabulary_size);
   const auto* logits = reinterpret_cast<const float*>(model_.logits_.data());
-  const Share units = share(width / kUnitRows, static_cast<int>(part), model_.team_.members());
-  const auto begin = static_cast<std::int32_t>(units.begin * kUnitRows);
-  const auto end = std::min(static_cast<std::int32_t>(units.end * kUnitRows), model_.shape_.vocabulary_size);
+  const auto [begin, end] = columns_of(part);
   for (std::int32_t i = 0; i < count; ++i) {
     if (!picks_greedily(first + i)) continue;
-    const bool any = begin < end;
-    const float* row_logits = logits + i * width;
-    const bool good = !any || model_.kernels_.finite(row_logits + begin, end - begin);
-    if (!good) fail(wanted_[static_cast<std::size_t>(first + i)]);
-    best_[static_cast<std::size_t>(part * kPickRows + i)] =
-        any && good ? model_.kernels_.arg_max(row_logits, begin, end) : -1;
+    const float* row = logits + i * width;
+    Best& best = best_[static_cast<std::size_t>(part * kPickRows + i)];
+    best = {};
+    if (begin >= end) continue;
+    if (!model_.kernels_.finite(row + begin, end - begin)) {
+      fail(wanted_[static_cast<std::size_t>(first + i)]);
+      continue;
+    }
+    best.token = model_.kernels_.arg_max(row, static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end));
+    best.score = row[best.token];
   }
 }
 
 // Parts are of ascending columns, so the first of equals is the lowest id.
-void StepRun::merge_greedy(std::int32_t first, std::int32_t count) {
-  const std::int64_t width = padded(model_.shape_.vocabulary_size);
-  const auto* logits = reinterpret_cast<const float*>(model_.logits_.data());
+void StepRun::merge_best(std::int32_t first, std::int32_t count) {
   for (std::int32_t i = 0; i < count; ++i) {
     if (!picks_greedily(first + i)) continue;
-    std::int32_t best = -1;
+    Best best;
     for (std::int64_t part = 0; part < model_.team_.members(); ++part) {
-      const std::int32_t candidate = best_[static_cast<std::size_t>(part * kPickRows + i)];
-      if (candidate < 0) continue;
-      if (best < 0 || logits[i * width + candidate] > logits[i * width + best]) best = candidate;
+      const Best& candidate = best_[static_cast<std::size_t>(part * kPickRows + i)];
+      if (candidate.token < 0) continue;
+      if (best.token < 0 || candidate.score > best.score) best = candidate;
     }
-    output_.picks[static_cast<std::size_t>(first + i)].token = best;
+    output_.picks[static_cast<std::size_t>(first + i)].token = best.token;
   }
 }
 

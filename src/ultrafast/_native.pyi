@@ -158,6 +158,10 @@ class kernels:  # noqa: N801 - a submodule
         x: Float32Array,
     ) -> Float32Array: ...
     @staticmethod
+    def split_linear(
+        instruction_set: str, data: NDArray[np.uint8], rows: int, columns: int, x: Float32Array
+    ) -> tuple[Float32Array, Float32Array, Float32Array, Float32Array]: ...
+    @staticmethod
     def quantise(instruction_set: str, x: Float32Array) -> tuple[NDArray[np.int8], Float32Array, Int32Array]: ...
     @staticmethod
     def rms_norm(
@@ -165,7 +169,13 @@ class kernels:  # noqa: N801 - a submodule
     ) -> tuple[Float32Array, bool]: ...
     @staticmethod
     def dequantise(
-        instruction_set: str, type: str, data: NDArray[np.uint8], rows: int, columns: int, interleaved_head_size: int
+        instruction_set: str,
+        type: str,
+        data: NDArray[np.uint8],
+        rows: int,
+        columns: int,
+        interleaved_head_size: int,
+        in_parts: bool = False,
     ) -> Float32Array: ...
     @staticmethod
     def quantise_weights(type: str, data: NDArray[np.uint8], layout: str) -> NDArray[np.uint8]: ...

@@ -1,0 +1,134 @@
+// The arg-max of the output layer without reading all of it: the upper parts of the weights give every score but for a
+// proven slack (bounds.h), and only rows that could win are multiplied exactly. The result is the one of all scores.
+#include <algorithm>
+#include <limits>
+
+#include "bounds.h"
+#include "checks.h"
+#include "step.h"
+
+namespace ultrafast {
+
+bool StepRun::finds_by_bounds(const Model::Operation& operation, std::int32_t first, std::int32_t count) const {
+  if (!may_bound_ || model_.matrix(operation.matrices[0]).slack.empty()) return false;
+  for (std::int32_t i = 0; i < count; ++i) {
+    if (!picks_greedily(first + i)) return false;
+  }
+  return true;
+}
+
+void StepRun::find_by_bounds(const Model::Operation& operation, std::int32_t first, std::int32_t count, int member) {
+  const std::int32_t* which = wanted_.data() + first;
+  const std::int64_t width = padded(model_.shape_.vocabulary_size);
+  const std::int64_t parts = model_.team_.members();
+  const Model::Matrix& matrix = model_.matrix(operation.matrices[0]);
+  auto* scores = reinterpret_cast<float*>(model_.logits_.data());
+  float* exact = scratch_of(member).gate;
+  each_prepared(operation, which, count, member, std::ssize(operation.pieces),
+                [&](const Activation* activations, std::int64_t task) {
+                  const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(task)];
+                  model_.kernels_.linear_upper({.type = matrix.source.type,
+                                                .unit = piece.data,
+                                                .lower = nullptr,
+                                                .columns = matrix.source.columns,
+                                                .activations = activations,
+                                                .rows = count,
+                                                .output = scores + piece.column,
+                                                .output_stride = width,
+                                                .epilogue = Epilogue::kStore});
+                  if (task == 0) keep_hidden(first, count, activations);
+                });
+  each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
+    find_floor(operation, activations, count, part, exact);
+  });
+  each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
+    find_best_left(operation, activations, first, count, part, exact);
+  });
+  model_.team_.each(member, 1, [&](std::int64_t) {
+    merge_best(first, count);
+    note_groups_left(static_cast<float>(groups_left_.exchange(0)) /
+                     static_cast<float>(count * std::ssize(operation.pieces) * (kUnitRows / kGroupRows)));
+  });
+}
+
+// Where bounds leave too large a part of the groups on average, some steps go without them.
+void StepRun::note_groups_left(float part) {
+  float& average = model_.left_average_;
+  average += (part - average) / kLeftSteps;
+  if (average < kMostLeft) return;
+  model_.unbounded_steps_ = kUnboundedSteps;
+  average = kMostLeft / 2;
+}
+
+// The exact scores of a group's 16 rows; `scores` has room for a unit.
+const float* StepRun::multiply_group(const Model::Operation& operation, const Activation& activation,
+                                     std::int32_t group, float* scores) {
+  constexpr std::int32_t kGroups = kUnitRows / kGroupRows;
+  const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(group / kGroups)];
+  const MatrixSource& source = model_.matrix(piece.matrix).source;
+  model_.kernels_.linear_group({.type = source.type,
+                                .unit = piece.data,
+                                .lower = piece.second,
+                                .columns = source.columns,
+                                .activations = &activation,
+                                .rows = 1,
+                                .output = scores,
+                                .output_stride = kUnitRows,
+                                .epilogue = Epilogue::kStore},
+                               group % kGroups);
+  return scores + group % kGroups * kGroupRows;
+}
+
+// The exact score of the row that looks best in a part: no row below it can be the arg-max.
+void StepRun::find_floor(const Model::Operation& operation, const Activation* activations, std::int32_t count,
+                         std::int64_t part, float* scores) {
+  const std::int64_t width = padded(model_.shape_.vocabulary_size);
+  const auto* upper = reinterpret_cast<const float*>(model_.logits_.data());
+  const auto [begin, end] = columns_of(part);
+  for (std::int32_t i = 0; i < count; ++i) {
+    float& floor = floors_[static_cast<std::size_t>(part * kPickRows + i)];
+    floor = -std::numeric_limits<float>::infinity();
+    if (begin >= end) continue;
+    const std::int32_t token =
+        model_.kernels_.arg_max(upper + i * width, static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end));
+    floor = multiply_group(operation, activations[i], token / kGroupRows, scores)[token % kGroupRows];
+  }
+}
+
+// The arg-max of a part's rows among those that could reach the highest floor, by exact scores.
+void StepRun::find_best_left(const Model::Operation& operation, const Activation* activations, std::int32_t first,
+                             std::int32_t count, std::int64_t part, float* scores) {
+  const Model::Matrix& matrix = model_.matrix(operation.matrices[0]);
+  const std::int64_t width = padded(model_.shape_.vocabulary_size);
+  const auto [begin, end] = columns_of(part);
+  for (std::int32_t i = 0; i < count; ++i) {
+    const auto* upper = reinterpret_cast<const float*>(model_.logits_.data()) + i * width;
+    float floor = floors_[static_cast<std::size_t>(i)];
+    for (std::int64_t other = 1; other < model_.team_.members(); ++other) {
+      floor = std::max(floor, floors_[static_cast<std::size_t>(other * kPickRows + i)]);
+    }
+    const float threshold = reach_threshold(floor);
+    const float norm = activation_norm(activations[i], matrix.source.columns);
+    const bool is_bounded = norm < kLargestNorm;
+    Best& best = best_[static_cast<std::size_t>(part * kPickRows + i)];
+    best = {};
+    for (auto token = static_cast<std::int32_t>(begin); token < end;) {
+      if (is_bounded) {
+        token = model_.kernels_.next_reaching(upper, matrix.slack.data(), norm, threshold, token,
+                                              static_cast<std::int32_t>(end));
+        if (token >= end) break;
+      }
+      const std::int32_t group = token / kGroupRows;
+      const float* exact = multiply_group(operation, activations[i], group, scores);
+      groups_left_.fetch_add(1, std::memory_order_relaxed);
+      if (!model_.kernels_.finite(exact, kGroupRows)) fail(wanted_[static_cast<std::size_t>(first + i)]);
+      const auto group_end = static_cast<std::int32_t>(std::min<std::int64_t>((group + 1) * kGroupRows, end));
+      for (; token < group_end; ++token) {
+        const float score = exact[token % kGroupRows];
+        if (best.token < 0 || score > best.score) best = {token, score};
+      }
+    }
+  }
+}
+
+}  // namespace ultrafast
