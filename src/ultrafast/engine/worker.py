@@ -225,6 +225,7 @@ def _fault_line(error: BaseException) -> str:
 def main(arguments: list[str]) -> int:
     """Entry of the process; the one argument is the number of the inherited socket."""
     _tie_to_parent()
+    resources.compute_in_long_slices()
     channel = Channel(socket.socket(fileno=int(arguments[0])))
     try:
         _serve(channel)
