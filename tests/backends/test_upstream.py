@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from tests.fault_proxy import Fault, FaultProxy, events, response
 from ultrafast.backends import upstream
-from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, RelayedStream, SamplingParameters
+from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, SamplingParameters, as_direct, as_relayed
 from ultrafast.backends.settings import UpstreamSettings
 from ultrafast.backends.upstream import UpstreamBackend, UpstreamStream, read_key
 from ultrafast.errors import ConfigurationError, EngineUnavailableError, RequestError, UpstreamError
@@ -71,7 +71,8 @@ async def answer_of(
     proxy.script = events(*data)
     backend = backend_of(proxy, **values)
     stream = backend.answer(call or call_of())
-    assert isinstance(stream, RelayedStream)
+    assert as_relayed(stream) is stream
+    assert as_direct(stream) is None
     found = await read(stream)
     assert backend.in_flight == 0
     await backend.retire()

@@ -7,7 +7,7 @@ engine, which takes prompt tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self, cast
 
 import msgspec
 
@@ -36,6 +36,8 @@ __all__ = [
     "Summary",
     "TokenLogprob",
     "TopToken",
+    "as_direct",
+    "as_relayed",
 ]
 
 
@@ -83,7 +85,6 @@ class GenerationStream(Protocol):
         ...
 
 
-@runtime_checkable
 class DirectStream(Protocol):
     """What a stream whose events come between two steps of our engine offers beside iteration.
 
@@ -101,7 +102,6 @@ class DirectStream(Protocol):
         ...
 
 
-@runtime_checkable
 class RelayedStream(Protocol):
     """What a stream of another server's tokens tells beside its events, whose ``token_ids`` are empty: unknown here."""
 
@@ -114,6 +114,16 @@ class RelayedStream(Protocol):
     def estimated(self) -> bool:
         """Whether the summary's token counts are estimates, as that server sent no usage."""
         ...
+
+
+def as_direct(stream: GenerationStream) -> DirectStream | None:
+    """``stream`` where it is a ``DirectStream``; by one attribute, as checking a protocol costs as much as an event."""
+    return cast("DirectStream", stream) if hasattr(stream, "divert") else None
+
+
+def as_relayed(stream: GenerationStream) -> RelayedStream | None:
+    """``stream`` where it is a ``RelayedStream``."""
+    return cast("RelayedStream", stream) if hasattr(stream, "served_tier") else None
 
 
 class ChatBackend(Protocol):

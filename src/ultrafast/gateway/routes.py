@@ -13,11 +13,11 @@ import msgspec
 from ultrafast.backends.base import (
     Call,
     ChatBackend,
-    DirectStream,
     GenerationEvent,
     GenerationStream,
     ModelDescription,
-    RelayedStream,
+    as_direct,
+    as_relayed,
 )
 from ultrafast.errors import EngineError, EngineUnavailableError
 from ultrafast.gateway.catalogue import ModelList, ModelObject
@@ -43,7 +43,7 @@ class Opened:
         self.backend = backend
         self.attempts = attempts  # those that failed before
         self._stream = stream
-        self._relayed = stream if isinstance(stream, RelayedStream) else None
+        self._relayed = as_relayed(stream)
         self._first: GenerationEvent | None = first
         self._tier = tier
 
@@ -59,8 +59,9 @@ class Opened:
 
     def divert(self, sink: Callable[[GenerationEvent], bool], ended: Callable[[], None]) -> None:
         """Offer ``sink`` what comes after the first event, where the backend can; see ``DirectStream``."""
-        if isinstance(self._stream, DirectStream):
-            self._stream.divert(sink, ended)
+        direct = as_direct(self._stream)
+        if direct is not None:
+            direct.divert(sink, ended)
 
     def __aiter__(self) -> Self:
         return self
