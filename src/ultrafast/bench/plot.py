@@ -173,7 +173,7 @@ def _draw_types(axes: Axes, quantisations: list[QuantisationSpeed]) -> None:
 def _label(figure: Figure, provenance: Provenance, runtimes: Sequence[RuntimeSpeed], footnote: str) -> None:
     """What was measured above the panels; how, and with what, below."""
     threads = f", {runtimes[0].threads} threads" if runtimes else ""
-    title = f"{provenance.model.name}{threads} of {provenance.machine.cpu_model}"
+    title = f"{provenance.model.name}{threads} on {provenance.machine.cpu_model}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     components = dict(item for runtime in runtimes for item in runtime.versions.items())
     versions = ", ".join(f"{component} {version}" for component, version in components.items())
