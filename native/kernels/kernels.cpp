@@ -35,6 +35,7 @@ const KernelTable kTable = {
     .exp_sum = exp_sum,
     .log = scalar_log,
     .gumbel = gumbel,
+    .noisy_bounds = noisy_bounds,
     .half_to_float = half_to_float_array,
 };
 

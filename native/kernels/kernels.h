@@ -261,6 +261,10 @@ struct KernelTable {
   float (*log)(float x);
   // noise[i] for the tokens ids[i], or for tokens 0..n−1 where ids is null. noise has room for n rounded up to 32.
   void (*gumbel)(const NoiseKey& key, const std::int32_t* ids, std::int32_t n, float* noise);
+  // For tokens [begin, end), begin a multiple of 32: x[i] = ((x[i] + slack[i] × norm) − maximum) / temperature + noise,
+  // never less than what the exact logit would give. x and slack have room for end rounded up to 32.
+  void (*noisy_bounds)(const NoiseKey& key, const float* slack, float norm, float maximum, float temperature,
+                       std::int32_t begin, std::int32_t end, float* x);
   void (*half_to_float)(const std::uint16_t* x, std::int64_t n, float* out);
 };
 

@@ -116,17 +116,23 @@ ULTRAFAST_INLINE F32 gumbel_of(I32 word) {
   return sub(zero(), logarithm(surprise));
 }
 
-// Token t takes word (t / 8) mod 4 of counter t / 32 × 8 + t mod 8: thirty-two neighbours share eight counters.
-static void gumbel(const NoiseKey& key, const std::int32_t* ids, std::int32_t n, float* noise) {
+// Token t takes word (t / 8) mod 4 of counter t / 32 × 8 + t mod 8: thirty-two neighbours share eight counters. These
+// are the words of the neighbours from t on, a multiple of 32.
+ULTRAFAST_INLINE Philox neighbours(const NoiseKey& key, std::int32_t t) {
   alignas(32) std::int32_t counters[kLanes];
+  for (int i = 0; i < kLanes; ++i) counters[i] = t / 32 * 8 + i;
+  return philox(key, load_int(counters));
+}
+
+static void gumbel(const NoiseKey& key, const std::int32_t* ids, std::int32_t n, float* noise) {
   if (ids == nullptr) {
     for (std::int32_t t = 0; t < n; t += 32) {
-      for (int i = 0; i < kLanes; ++i) counters[i] = t / 32 * 8 + i;
-      const Philox random = philox(key, load_int(counters));
+      const Philox random = neighbours(key, t);
       for (int w = 0; w < 4; ++w) store(noise + t + w * 8, gumbel_of(random.word[w]));
     }
     return;
   }
+  alignas(32) std::int32_t counters[kLanes];
   alignas(32) std::int32_t words[4][kLanes];
   for (std::int32_t k = 0; k < n; k += kLanes) {
     const int count = n - k < kLanes ? n - k : kLanes;
@@ -141,6 +147,21 @@ static void gumbel(const NoiseKey& key, const std::int32_t* ids, std::int32_t n,
     alignas(32) float values[kLanes];
     store(values, gumbel_of(load_int(own)));
     for (int i = 0; i < count; ++i) noise[k + i] = values[i];
+  }
+}
+
+// Rounding is monotone, so the operations of an exact score keep the order of a larger logit; the sum itself is raised
+// by more than its rounding.
+static void noisy_bounds(const NoiseKey& key, const float* slack, float norm, float maximum, float temperature,
+                         std::int32_t begin, std::int32_t end, float* x) {
+  for (std::int32_t t = begin; t < end; t += 32) {
+    const Philox random = neighbours(key, t);
+    for (int w = 0; w < 4; ++w) {
+      float* at = x + t + w * 8;
+      F32 upper = add(load(at), mul(load(slack + t + w * 8), set1(norm)));
+      upper = add(upper, add(mul(abs(upper), set1(2.4e-7f)), set1(1e-30f)));
+      store(at, add(gumbel_of(random.word[w]), div(sub(upper, set1(maximum)), set1(temperature))));
+    }
   }
 }
 

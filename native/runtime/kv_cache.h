@@ -33,7 +33,14 @@ struct Sampling {
 
   bool penalises() const { return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f; }
   // The arg-max of the raw logits is the answer.
-  bool is_plain_greedy() const { return temperature == 0.0f && !penalises() && logit_bias.empty(); }
+  bool is_plain_greedy() const { return temperature == 0.0f && takes_raw_logits(); }
+  // The arg-max of the raw logits, divided by the temperature, and noise is.
+  bool is_plain_noise() const {
+    return temperature > 0.0f && takes_raw_logits() && top_k == 0 && top_p >= 1.0f && min_p <= 0.0f;
+  }
+
+ private:
+  bool takes_raw_logits() const { return !penalises() && logit_bias.empty(); }
 };
 
 struct Sequence {

@@ -41,6 +41,8 @@ StepRun::StepRun(Model& model, const StepInput& input) : model_(model), input_(i
   output_.hidden.resize(static_cast<std::size_t>(hidden) * static_cast<std::size_t>(model.shape_.hidden_size));
   best_.resize(static_cast<std::size_t>(model.team_.members() * kPickRows));
   floors_.resize(best_.size());
+  noisy_best_.resize(best_.size());
+  noisy_floors_.resize(best_.size());
   may_bound_ = model.unbounded_steps_ == 0;
   if (!may_bound_) --model.unbounded_steps_;
   routes_.resize(input.tokens.size() * static_cast<std::size_t>(model.most_used_));

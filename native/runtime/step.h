@@ -110,8 +110,21 @@ class StepRun {
   void pick_rows(std::int32_t first, std::int32_t count, int member);
   void find_best(std::int32_t first, std::int32_t count, std::int64_t part);
   void pick_row(std::int32_t wanted, const float* logits, int member);
-  void merge_best(std::int32_t first, std::int32_t count);
+  // bounded: all rows were found by bounds.
+  void merge_best(std::int32_t first, std::int32_t count, bool bounded);
+  const Row& row_of(std::int32_t wanted) const {
+    return rows_[static_cast<std::size_t>(wanted_[static_cast<std::size_t>(wanted)])];
+  }
+  bool wants_only_token(std::int32_t wanted) const;
   bool picks_greedily(std::int32_t wanted) const;
+  bool picks_with_noise(std::int32_t wanted) const;
+  NoiseKey noise_key(std::int32_t wanted) const;
+  float maximum_of(std::int32_t i) const;
+  void score_group(std::int32_t wanted, std::int32_t group, float maximum, const float* logits, float* scores) const;
+  void find_noisy_floor(const Model::Operation& operation, const Activation* activations, std::int32_t first,
+                        std::int32_t count, std::int64_t part, float* logits);
+  void find_noisy_best(const Model::Operation& operation, const Activation* activations, std::int32_t first,
+                       std::int32_t count, std::int64_t part, float* logits);
 
   Model& model_;
   const StepInput& input_;
@@ -128,8 +141,10 @@ class StepRun {
   std::vector<std::int32_t> expert_first_;         // [experts + 1] into expert_slots_
   std::vector<std::int32_t> expert_slots_;         // slots (row × used + i) by their expert
   std::vector<Best> best_;                         // [part][kPickRows]: arg-max of a part of the columns
+  std::vector<Best> noisy_best_;                   // alike, of scores with noise
   std::vector<float> floors_;                      // [part][kPickRows]: a score that the arg-max reaches
-  std::atomic<std::int64_t> groups_left_ = 0;      // by bounds, of those of the output layer
+  std::vector<float> noisy_floors_;
+  std::atomic<std::int64_t> groups_left_ = 0;  // by bounds, of those of the output layer
   bool may_bound_ = false;
   StepOutput output_;
 };

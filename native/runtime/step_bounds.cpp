@@ -1,5 +1,6 @@
-// The arg-max of the output layer without reading all of it: the upper parts of the weights give every score but for a
-// proven slack (bounds.h), and only rows that could win are multiplied exactly. The result is the one of all scores.
+// The arg-max of the output layer, with noise or without, and without reading all of it: the upper parts of the weights
+// give every score but for a proven slack (bounds.h), and only rows that could win are multiplied exactly. The result
+// is the one of all scores.
 #include <algorithm>
 #include <limits>
 
@@ -12,7 +13,7 @@ namespace ultrafast {
 bool StepRun::finds_by_bounds(const Model::Operation& operation, std::int32_t first, std::int32_t count) const {
   if (!may_bound_ || model_.matrix(operation.matrices[0]).slack.empty()) return false;
   for (std::int32_t i = 0; i < count; ++i) {
-    if (!picks_greedily(first + i)) return false;
+    if (!picks_greedily(first + i) && !picks_with_noise(first + i)) return false;
   }
   return true;
 }
@@ -44,8 +45,18 @@ void StepRun::find_by_bounds(const Model::Operation& operation, std::int32_t fir
   each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
     find_best_left(operation, activations, first, count, part, exact);
   });
+  bool any_noise = false;
+  for (std::int32_t i = 0; i < count; ++i) any_noise = any_noise || picks_with_noise(first + i);
+  if (any_noise) {
+    each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
+      find_noisy_floor(operation, activations, first, count, part, exact);
+    });
+    each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
+      find_noisy_best(operation, activations, first, count, part, exact);
+    });
+  }
   model_.team_.each(member, 1, [&](std::int64_t) {
-    merge_best(first, count);
+    merge_best(first, count, true);
     note_groups_left(static_cast<float>(groups_left_.exchange(0)) /
                      static_cast<float>(count * std::ssize(operation.pieces) * (kUnitRows / kGroupRows)));
   });
@@ -125,6 +136,96 @@ void StepRun::find_best_left(const Model::Operation& operation, const Activation
       const auto group_end = static_cast<std::int32_t>(std::min<std::int64_t>((group + 1) * kGroupRows, end));
       for (; token < group_end; ++token) {
         const float score = exact[token % kGroupRows];
+        if (best.token < 0 || score > best.score) best = {token, score};
+      }
+    }
+  }
+}
+
+// With noise: a token's score is (logit − maximum) / temperature + noise, and grows with its logit, so a logit's bound
+// bounds the score. The exact maximum was found before, as for greedy rows.
+
+bool StepRun::picks_with_noise(std::int32_t wanted) const {
+  return wants_only_token(wanted) && row_of(wanted).sequence->sampling.is_plain_noise();
+}
+
+NoiseKey StepRun::noise_key(std::int32_t wanted) const {
+  const Row& row = row_of(wanted);
+  const Sampling& sampling = row.sequence->sampling;
+  return {sampling.seed, sampling.choice, static_cast<std::uint32_t>(row.position + 1 - row.sequence->prompt_length)};
+}
+
+// The largest logit of the batch's row i.
+float StepRun::maximum_of(std::int32_t i) const {
+  float maximum = -std::numeric_limits<float>::infinity();
+  for (std::int64_t part = 0; part < model_.team_.members(); ++part) {
+    const Best& best = best_[static_cast<std::size_t>(part * kPickRows + i)];
+    if (best.token >= 0) maximum = std::max(maximum, best.score);
+  }
+  return maximum;
+}
+
+// Scores of a group's 16 tokens from their logits, by the operations of Picker::sample.
+void StepRun::score_group(std::int32_t wanted, std::int32_t group, float maximum, const float* logits,
+                          float* scores) const {
+  std::int32_t tokens[kGroupRows];
+  for (std::int32_t r = 0; r < kGroupRows; ++r) tokens[r] = group * kGroupRows + r;
+  float noise[kUnitRows];
+  model_.kernels_.gumbel(noise_key(wanted), tokens, kGroupRows, noise);
+  const float temperature = row_of(wanted).sequence->sampling.temperature;
+  for (std::int32_t r = 0; r < kGroupRows; ++r) scores[r] = noise[r] + (logits[r] - maximum) / temperature;
+}
+
+// Turns a part's bounds of logits into those of scores, and takes the exact score of the token that looks best.
+void StepRun::find_noisy_floor(const Model::Operation& operation, const Activation* activations, std::int32_t first,
+                               std::int32_t count, std::int64_t part, float* logits) {
+  const Model::Matrix& matrix = model_.matrix(operation.matrices[0]);
+  const Share columns = columns_of(part);
+  const auto begin = static_cast<std::int32_t>(columns.begin);
+  const auto end = static_cast<std::int32_t>(columns.end);
+  for (std::int32_t i = 0; i < count; ++i) {
+    float& floor = noisy_floors_[static_cast<std::size_t>(part * kPickRows + i)];
+    floor = -std::numeric_limits<float>::infinity();
+    if (begin >= end || !picks_with_noise(first + i)) continue;
+    auto* bounds = reinterpret_cast<float*>(model_.logits_.data()) + i * padded(model_.shape_.vocabulary_size);
+    const float maximum = maximum_of(i);
+    model_.kernels_.noisy_bounds(noise_key(first + i), matrix.slack.data(),
+                                 activation_norm(activations[i], matrix.source.columns), maximum,
+                                 row_of(first + i).sequence->sampling.temperature, begin, end, bounds);
+    const std::int32_t token = model_.kernels_.arg_max(bounds, begin, end);
+    float scores[kGroupRows];
+    const float* exact = multiply_group(operation, activations[i], token / kGroupRows, logits);
+    score_group(first + i, token / kGroupRows, maximum, exact, scores);
+    floor = scores[token % kGroupRows];
+  }
+}
+
+// The best exact score of a part's tokens among those that could reach the highest floor.
+void StepRun::find_noisy_best(const Model::Operation& operation, const Activation* activations, std::int32_t first,
+                              std::int32_t count, std::int64_t part, float* logits) {
+  const Model::Matrix& matrix = model_.matrix(operation.matrices[0]);
+  const Share columns = columns_of(part);
+  const auto end = static_cast<std::int32_t>(columns.end);
+  for (std::int32_t i = 0; i < count; ++i) {
+    Best& best = noisy_best_[static_cast<std::size_t>(part * kPickRows + i)];
+    best = {};
+    if (!picks_with_noise(first + i)) continue;
+    const auto* bounds =
+        reinterpret_cast<const float*>(model_.logits_.data()) + i * padded(model_.shape_.vocabulary_size);
+    float floor = noisy_floors_[static_cast<std::size_t>(i)];
+    for (std::int64_t other = 1; other < model_.team_.members(); ++other) {
+      floor = std::max(floor, noisy_floors_[static_cast<std::size_t>(other * kPickRows + i)]);
+    }
+    const bool is_bounded = activation_norm(activations[i], matrix.source.columns) < kLargestNorm;
+    for (auto token = static_cast<std::int32_t>(columns.begin); token < end;) {
+      if (is_bounded) token = model_.kernels_.next_reaching(bounds, matrix.slack.data(), 0.0f, floor, token, end);
+      if (token >= end) break;
+      const std::int32_t group = token / kGroupRows;
+      float scores[kGroupRows];
+      score_group(first + i, group, maximum_of(i), multiply_group(operation, activations[i], group, logits), scores);
+      groups_left_.fetch_add(1, std::memory_order_relaxed);
+      for (const std::int32_t group_end = std::min((group + 1) * kGroupRows, end); token < group_end; ++token) {
+        const float score = scores[token % kGroupRows];
         if (best.token < 0 || score > best.score) best = {token, score};
       }
     }

@@ -50,10 +50,13 @@ void StepRun::finish_logits(const Model::Operation& operation, float* logits, st
   }
 }
 
-bool StepRun::picks_greedily(std::int32_t wanted) const {
+bool StepRun::wants_only_token(std::int32_t wanted) const {
   const auto row = static_cast<std::size_t>(wanted_[static_cast<std::size_t>(wanted)]);
-  const bool only_token = (input_.want[row] & (kWantToken | kWantTop | kWantLogits)) == kWantToken;
-  return only_token && input_.allowed_mask == nullptr && rows_[row].sequence->sampling.is_plain_greedy();
+  return (input_.want[row] & (kWantToken | kWantTop | kWantLogits)) == kWantToken && input_.allowed_mask == nullptr;
+}
+
+bool StepRun::picks_greedily(std::int32_t wanted) const {
+  return wants_only_token(wanted) && row_of(wanted).sequence->sampling.is_plain_greedy();
 }
 
 // Greedy rows: the best of each part of the columns, then of the parts. Other rows are tasks of their own.
@@ -69,7 +72,7 @@ void StepRun::pick_rows(std::int32_t first, std::int32_t count, int member) {
       pick_row(first + row, logits + row * width, member);
     }
   });
-  model_.team_.each(member, 1, [&](std::int64_t) { merge_best(first, count); });
+  model_.team_.each(member, 1, [&](std::int64_t) { merge_best(first, count, false); });
 }
 
 // A part's columns, those of the vocabulary.
@@ -99,12 +102,13 @@ void StepRun::find_best(std::int32_t first, std::int32_t count, std::int64_t par
 }
 
 // Parts are of ascending columns, so the first of equals is the lowest id.
-void StepRun::merge_best(std::int32_t first, std::int32_t count) {
+void StepRun::merge_best(std::int32_t first, std::int32_t count, bool bounded) {
   for (std::int32_t i = 0; i < count; ++i) {
-    if (!picks_greedily(first + i)) continue;
+    const std::vector<Best>& found = picks_with_noise(first + i) ? noisy_best_ : best_;
+    if (!bounded && !picks_greedily(first + i)) continue;
     Best best;
     for (std::int64_t part = 0; part < model_.team_.members(); ++part) {
-      const Best& candidate = best_[static_cast<std::size_t>(part * kPickRows + i)];
+      const Best& candidate = found[static_cast<std::size_t>(part * kPickRows + i)];
       if (candidate.token < 0) continue;
       if (best.token < 0 || candidate.score > best.score) best = candidate;
     }
@@ -130,12 +134,11 @@ void StepRun::pick_row(std::int32_t wanted, const float* logits, int member) {
     for (const std::int32_t entry : row.path) gathered.push_back(history[static_cast<std::size_t>(entry)]);
     path = gathered;
   }
-  const std::int32_t output_index = row.position + 1 - row.sequence->prompt_length;
   const PickRequest request{
       .sampling = &row.sequence->sampling,
       .path = path,
       .prompt_length = row.sequence->prompt_length,
-      .output_index = static_cast<std::uint32_t>(output_index),
+      .output_index = noise_key(wanted).output_index,
       .allowed_mask = input_.allowed_mask == nullptr ? nullptr : input_.allowed_mask + w * ((vocabulary + 31) / 32),
       .want_token = (want & kWantToken) != 0,
       .want_top = (want & kWantTop) != 0,

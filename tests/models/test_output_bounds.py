@@ -1,4 +1,6 @@
-"""The arg-max by bounds is that of all logits: any threads, any rows, ties, and what bounds cannot say."""
+"""A token found by bounds is that of all logits, with noise or without: any threads, any rows, ties, and what bounds
+cannot say.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.conftest import Load
-from tests.models.rows import Driver, examples
+from tests.models.rows import GREEDY, Driver, examples
 from tests.models.tiny import TinyShape, write_tiny_model
 from ultrafast.models import WANT_HIDDEN, WANT_LOGITS, WANT_TOKEN
 from ultrafast.models.loaded import LoadedModel
+from ultrafast.models.sampling import SamplingParameters
 from ultrafast.weights.gguf import open_gguf
 
 VOCABULARY = 1000
@@ -22,10 +25,12 @@ ROW_BYTES = 96 // 32 * 34
 Tiny = Callable[..., Path]
 
 
-def steps(model: LoadedModel, tokens: list[int], cut: int, want: int) -> tuple[list[int], list[int], bytes]:
+def steps(
+    model: LoadedModel, tokens: list[int], cut: int, want: int, sampling: SamplingParameters = GREEDY
+) -> tuple[list[int], list[int], bytes]:
     """Tokens picked after each token, sequences that failed, and hidden states; in two steps, cut after ``cut``."""
     driver = Driver(model)
-    driver.bind(0, len(tokens))
+    driver.bind(0, len(tokens), sampling, choice=3)
     picked: list[int] = []
     failed: list[int] = []
     hidden = b""
@@ -33,7 +38,7 @@ def steps(model: LoadedModel, tokens: list[int], cut: int, want: int) -> tuple[l
         for part in (tokens[:cut], tokens[cut:]):
             if part:
                 result = driver.step(driver.line(0, part, want))
-                if want & WANT_LOGITS and not len(result.failed_sequences):
+                if want & WANT_LOGITS and sampling is GREEDY and not len(result.failed_sequences):
                     assert result.tokens.tolist() == result.logits.argmax(axis=1).tolist()
                 picked += result.tokens.tolist()
                 failed += result.failed_sequences.tolist()
@@ -43,10 +48,9 @@ def steps(model: LoadedModel, tokens: list[int], cut: int, want: int) -> tuple[l
     return picked, failed, hidden
 
 
-def check(model: LoadedModel, tokens: list[int], cut: int) -> None:
-    assert steps(model, tokens, cut, WANT_TOKEN | WANT_HIDDEN) == steps(
-        model, tokens, cut, WANT_TOKEN | WANT_HIDDEN | WANT_LOGITS
-    )
+def check(model: LoadedModel, tokens: list[int], cut: int, sampling: SamplingParameters = GREEDY) -> None:
+    want = WANT_TOKEN | WANT_HIDDEN
+    assert steps(model, tokens, cut, want, sampling) == steps(model, tokens, cut, want | WANT_LOGITS, sampling)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -60,8 +64,14 @@ def test_any_model_threads_and_rows(
     if not path.exists():
         write_tiny_model(path, "Q8_0", TinyShape(vocabulary_size=VOCABULARY, tied=tied), seed)
     tokens = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40))
+    sampling = data.draw(
+        st.just(GREEDY)
+        | st.builds(
+            SamplingParameters, temperature=st.sampled_from([1e-3, 0.7, 1.0, 9.0]), seed=st.integers(0, 2**64 - 1)
+        )
+    )
     for threads in (1, 2, 4):
-        check(load(path, threads=threads), tokens, data.draw(st.integers(0, len(tokens))))
+        check(load(path, threads=threads), tokens, data.draw(st.integers(0, len(tokens))), sampling)
 
 
 def test_the_lowest_of_equal_rows_wins(load: Load, tmp_path: Path) -> None:
@@ -90,8 +100,9 @@ def test_rows_that_bounds_cannot_or_need_not_tell_apart(load: Load, tmp_path: Pa
     content[start : start + rows.size] = rows.tobytes()
     path.write_bytes(content)
     model = load(path)
-    for _ in range(40):  # beyond where bounds are given up for a while
+    for seed in range(20):  # beyond where bounds are given up for a while
         check(model, list(range(30)), 7)
+        check(model, list(range(30)), 7, SamplingParameters(temperature=1.0, seed=seed))
     assert bool(steps(model, [1, 2], 1, WANT_TOKEN)[1]) == np.isinf(scale)
 
 
@@ -103,3 +114,26 @@ def test_the_default_model(load: Load, model_path: Path) -> None:
     for _ in range(60):
         answer.append(steps(model, answer, len(answer) - 1, WANT_TOKEN)[0][-1])
     check(model, answer, 13)
+    for seed in range(8):
+        check(model, answer, 50, SamplingParameters(temperature=0.5 + seed / 8, seed=seed))
+
+
+def test_rows_of_all_kinds_share_a_step(load: Load, tmp_path: Path) -> None:
+    """Greedy and noisy rows go by bounds together; with one that needs all logits, none does."""
+    path = write_tiny_model(tmp_path / "mixed.gguf", "Q8_0", TinyShape(vocabulary_size=VOCABULARY))
+    kinds = [
+        GREEDY,
+        SamplingParameters(temperature=1.0, seed=4),
+        SamplingParameters(temperature=1.0, top_p=0.9, seed=5),
+    ]
+    model = load(path)
+    for count in (2, 3):
+        driver = Driver(model)
+        for slot in range(count):
+            driver.bind(slot, 8, kinds[slot], choice=3)
+        try:
+            result = driver.step([(7, 0, slot, -1, WANT_TOKEN) for slot in range(count)])
+        finally:
+            driver.release_all()
+        alone = [steps(model, [7], 0, WANT_TOKEN | WANT_LOGITS, kinds[slot])[0][0] for slot in range(count)]
+        assert result.tokens.tolist() == alone
