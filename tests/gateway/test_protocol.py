@@ -231,3 +231,21 @@ async def test_row_11_trailers_are_dropped_and_bounded(monkeypatch: pytest.Monke
                     await writer.drain()
                     await asyncio.sleep(0)
         writer.close()
+
+
+async def test_a_head_without_a_body_goes_out_before_the_connection_lingers(caplog: pytest.LogCaptureFixture) -> None:
+    """The head waits for a first piece; an answer to HEAD has none, and this request's body is never read."""
+
+    async def at_once(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with serving(at_once) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"HEAD / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n")
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b"\r\n\r\n")
+        writer.close()
+    assert not caplog.records

@@ -61,6 +61,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._half_closed_timer: asyncio.TimerHandle | None = None
+        self._head: _HeadWithBody | None = None  # of the last response
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -127,7 +128,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._forget_header_timer()
         self._obey_absolute_target()
         super().on_headers_complete()
-        self.cycle.transport = cast("asyncio.Transport", _HeadWithBody(self.transport, self.loop))
+        self._head = _HeadWithBody(self.transport, self.loop)
+        self.cycle.transport = cast("asyncio.Transport", self._head)
         if self.scope["http_version"] == "1.0":
             _send_without_chunks(self.cycle)
         offer_direct_write(cast("Scope", self.scope), partial(_write_now, self.cycle))
@@ -191,6 +193,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._lingering or self.transport.is_closing():
             return
         self._lingering = True
+        if self._head is not None:
+            self._head.flush()
         self._forget_header_timer()
         self._unset_keepalive_if_required()
         self.transport.resume_reading()
@@ -227,22 +231,24 @@ class _HeadWithBody:
             self._transport.write(data)
         elif self._head is None:
             self._head = data
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         else:
             self._begun = True
             self._transport.write(self._head + data)
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Wait no longer: before anything that ends what can be written."""
         if not self._begun and self._head is not None:
             self._begun = True
-            self._transport.write(self._head)
+            if not self._transport.is_closing():
+                self._transport.write(self._head)
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
