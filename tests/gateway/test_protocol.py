@@ -233,8 +233,7 @@ async def test_row_11_trailers_are_dropped_and_bounded(monkeypatch: pytest.Monke
         writer.close()
 
 
-async def test_a_head_without_a_body_goes_out_before_the_connection_lingers(caplog: pytest.LogCaptureFixture) -> None:
-    """The head waits for a first piece; an answer to HEAD has none, and this request's body is never read."""
+async def test_an_answer_to_head_comes_though_a_body_is_still_to_be_read(caplog: pytest.LogCaptureFixture) -> None:
 
     async def at_once(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

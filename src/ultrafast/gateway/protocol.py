@@ -61,7 +61,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._half_closed_timer: asyncio.TimerHandle | None = None
-        self._head: _HeadWithBody | None = None  # of the last response
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -128,8 +127,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._forget_header_timer()
         self._obey_absolute_target()
         super().on_headers_complete()
-        self._head = _HeadWithBody(self.transport, self.loop)
-        self.cycle.transport = cast("asyncio.Transport", self._head)
         if self.scope["http_version"] == "1.0":
             _send_without_chunks(self.cycle)
         offer_direct_write(cast("Scope", self.scope), partial(_write_now, self.cycle))
@@ -193,8 +190,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._lingering or self.transport.is_closing():
             return
         self._lingering = True
-        if self._head is not None:
-            self._head.flush()
         self._forget_header_timer()
         self._unset_keepalive_if_required()
         self.transport.resume_reading()
@@ -211,44 +206,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-
-
-class _HeadWithBody:
-    """A transport whose first write, a response's head, goes out with the second, if that comes in the same turn.
-
-    Each write is a system call that wakes the client: he would read the head for nothing, on a processor that the
-    engine wants, before the text that he waits for is sent.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head: bytes | None = None
-        self._begun = False
-
-    def write(self, data: bytes) -> None:
-        if self._begun:
-            self._transport.write(data)
-        elif self._head is None:
-            self._head = data
-            self._loop.call_soon(self.flush)
-        else:
-            self._begun = True
-            self._transport.write(self._head + data)
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def flush(self) -> None:
-        """Wait no longer: before anything that ends what can be written."""
-        if not self._begun and self._head is not None:
-            self._begun = True
-            if not self._transport.is_closing():
-                self._transport.write(self._head)
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
