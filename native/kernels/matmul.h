@@ -206,7 +206,9 @@ static void float_linear(const LinearArguments& a, const std::uint8_t* group, fl
   for (; row < a.rows; ++row) float_rows<1, kGroupVectors, Format>(a, group, 0, row, output);
 }
 
-static void group_linear(const LinearArguments& a, const std::uint8_t* group, float* output) {
+static void group_linear(const LinearArguments& a, int index) {
+  const std::uint8_t* group = a.unit + index * group_bytes(a.type, a.columns);
+  float* output = a.output + index * kGroupRows;
   switch (a.type) {
     case WeightType::kF32:
       return float_linear<Float32>(a, group, output);
@@ -263,19 +265,12 @@ static void group_linear(const LinearArguments& a, const std::uint8_t* group, fl
     case WeightType::kQ1_0:
       return quantised_linear<WeightType::kQ1_0>(a, group, output);
     case WeightType::kQ8_0Split:
-      return;  // its groups are in two places: linear_group
+      return linear_group(a, index);
   }
 }
 
 static void linear(const LinearArguments& a) {
-  const std::int64_t bytes = group_bytes(a.type, a.columns);
-  for (int g = 0; g < kUnitRows / kGroupRows; ++g) {
-    if (a.type == WeightType::kQ8_0Split) {
-      linear_group(a, g);
-    } else {
-      group_linear(a, a.unit + g * bytes, a.output + g * kGroupRows);
-    }
-  }
+  for (int g = 0; g < kUnitRows / kGroupRows; ++g) group_linear(a, g);
 }
 
 }  // namespace ultrafast::ULTRAFAST_ISA

@@ -24,6 +24,18 @@ class StepRun {
     std::int32_t token = -1;
     float score = 0.0f;
   };
+
+  // One member's part of finding the best tokens of rows [first, first + count) of those wanted, by logits or by scores
+  // with noise. `scores` has room for a unit.
+  struct Race {
+    const Model::Operation& operation;
+    const Activation* activations;  // [count]
+    std::int32_t first;
+    std::int32_t count;
+    std::int64_t part;
+    bool noisy;
+    float* scores;
+  };
   struct Row {
     Sequence* sequence;
     std::int32_t position;
@@ -101,12 +113,9 @@ class StepRun {
   void find_by_bounds(const Model::Operation& operation, std::int32_t first, std::int32_t count, int member);
   void note_groups_left(float part);
   Share columns_of(std::int64_t part) const;
-  const float* multiply_group(const Model::Operation& operation, const Activation& activation, std::int32_t group,
-                              float* scores);
-  void find_floor(const Model::Operation& operation, const Activation* activations, std::int32_t count,
-                  std::int64_t part, float* scores);
-  void find_best_left(const Model::Operation& operation, const Activation* activations, std::int32_t first,
-                      std::int32_t count, std::int64_t part, float* scores);
+  const float* score_group(const Race& race, std::int32_t i, std::int32_t group, float maximum);
+  void find_floor(const Race& race);
+  void find_best_left(const Race& race);
   void pick_rows(std::int32_t first, std::int32_t count, int member);
   void find_best(std::int32_t first, std::int32_t count, std::int64_t part);
   void pick_row(std::int32_t wanted, const float* logits, int member);
@@ -120,11 +129,6 @@ class StepRun {
   bool picks_with_noise(std::int32_t wanted) const;
   NoiseKey noise_key(std::int32_t wanted) const;
   float maximum_of(std::int32_t i) const;
-  void score_group(std::int32_t wanted, std::int32_t group, float maximum, const float* logits, float* scores) const;
-  void find_noisy_floor(const Model::Operation& operation, const Activation* activations, std::int32_t first,
-                        std::int32_t count, std::int64_t part, float* logits);
-  void find_noisy_best(const Model::Operation& operation, const Activation* activations, std::int32_t first,
-                       std::int32_t count, std::int64_t part, float* logits);
 
   Model& model_;
   const StepInput& input_;

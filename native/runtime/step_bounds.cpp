@@ -39,22 +39,18 @@ void StepRun::find_by_bounds(const Model::Operation& operation, std::int32_t fir
                                                 .epilogue = Epilogue::kStore});
                   if (task == 0) keep_hidden(first, count, activations);
                 });
-  each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
-    find_floor(operation, activations, count, part, exact);
-  });
-  each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
-    find_best_left(operation, activations, first, count, part, exact);
-  });
+  const auto race = [&](bool noisy) {
+    each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
+      find_floor({operation, activations, first, count, part, noisy, exact});
+    });
+    each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
+      find_best_left({operation, activations, first, count, part, noisy, exact});
+    });
+  };
+  race(false);
   bool any_noise = false;
   for (std::int32_t i = 0; i < count; ++i) any_noise = any_noise || picks_with_noise(first + i);
-  if (any_noise) {
-    each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
-      find_noisy_floor(operation, activations, first, count, part, exact);
-    });
-    each_prepared(operation, which, count, member, parts, [&](const Activation* activations, std::int64_t part) {
-      find_noisy_best(operation, activations, first, count, part, exact);
-    });
-  }
+  if (any_noise) race(true);
   model_.team_.each(member, 1, [&](std::int64_t) {
     merge_best(first, count, true);
     note_groups_left(static_cast<float>(groups_left_.exchange(0)) /
@@ -71,71 +67,89 @@ void StepRun::note_groups_left(float part) {
   average = kMostLeft / 2;
 }
 
-// The exact scores of a group's 16 rows; `scores` has room for a unit.
-const float* StepRun::multiply_group(const Model::Operation& operation, const Activation& activation,
-                                     std::int32_t group, float* scores) {
+// The exact logits of row i for a group's 16 tokens or, with noise, their scores by the operations of Picker::sample.
+const float* StepRun::score_group(const Race& race, std::int32_t i, std::int32_t group, float maximum) {
   constexpr std::int32_t kGroups = kUnitRows / kGroupRows;
-  const Model::Piece& piece = operation.pieces[static_cast<std::size_t>(group / kGroups)];
+  const Model::Piece& piece = race.operation.pieces[static_cast<std::size_t>(group / kGroups)];
   const MatrixSource& source = model_.matrix(piece.matrix).source;
   model_.kernels_.linear_group({.type = source.type,
                                 .unit = piece.data,
                                 .lower = piece.second,
                                 .columns = source.columns,
-                                .activations = &activation,
+                                .activations = race.activations + i,
                                 .rows = 1,
-                                .output = scores,
+                                .output = race.scores,
                                 .output_stride = kUnitRows,
                                 .epilogue = Epilogue::kStore},
                                group % kGroups);
-  return scores + group % kGroups * kGroupRows;
+  float* scores = race.scores + group % kGroups * kGroupRows;
+  if (!race.noisy) return scores;
+  std::int32_t tokens[kGroupRows];
+  for (std::int32_t r = 0; r < kGroupRows; ++r) tokens[r] = group * kGroupRows + r;
+  float noise[kUnitRows];
+  model_.kernels_.gumbel(noise_key(race.first + i), tokens, kGroupRows, noise);
+  const float temperature = row_of(race.first + i).sequence->sampling.temperature;
+  for (std::int32_t r = 0; r < kGroupRows; ++r) scores[r] = noise[r] + (scores[r] - maximum) / temperature;
+  return scores;
 }
 
-// The exact score of the row that looks best in a part: no row below it can be the arg-max.
-void StepRun::find_floor(const Model::Operation& operation, const Activation* activations, std::int32_t count,
-                         std::int64_t part, float* scores) {
-  const std::int64_t width = padded(model_.shape_.vocabulary_size);
-  const auto* upper = reinterpret_cast<const float*>(model_.logits_.data());
-  const auto [begin, end] = columns_of(part);
-  for (std::int32_t i = 0; i < count; ++i) {
-    float& floor = floors_[static_cast<std::size_t>(part * kPickRows + i)];
+// The exact score of the token that looks best in a part: no token below it can be the best. With noise the part's
+// bounds of logits become those of scores first.
+void StepRun::find_floor(const Race& race) {
+  const Model::Matrix& matrix = model_.matrix(race.operation.matrices[0]);
+  const Share columns = columns_of(race.part);
+  const auto begin = static_cast<std::int32_t>(columns.begin);
+  const auto end = static_cast<std::int32_t>(columns.end);
+  for (std::int32_t i = 0; i < race.count; ++i) {
+    float& floor = (race.noisy ? noisy_floors_ : floors_)[static_cast<std::size_t>(race.part * kPickRows + i)];
     floor = -std::numeric_limits<float>::infinity();
-    if (begin >= end) continue;
-    const std::int32_t token =
-        model_.kernels_.arg_max(upper + i * width, static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end));
-    floor = multiply_group(operation, activations[i], token / kGroupRows, scores)[token % kGroupRows];
+    if (begin >= end || (race.noisy && !picks_with_noise(race.first + i))) continue;
+    auto* bounds = reinterpret_cast<float*>(model_.logits_.data()) + i * padded(model_.shape_.vocabulary_size);
+    const float maximum = race.noisy ? maximum_of(i) : 0.0f;
+    if (race.noisy) {
+      model_.kernels_.noisy_bounds(noise_key(race.first + i), matrix.slack.data(),
+                                   activation_norm(race.activations[i], matrix.source.columns), maximum,
+                                   row_of(race.first + i).sequence->sampling.temperature, begin, end, bounds);
+    }
+    const std::int32_t token = model_.kernels_.arg_max(bounds, begin, end);
+    floor = score_group(race, i, token / kGroupRows, maximum)[token % kGroupRows];
   }
 }
 
-// The arg-max of a part's rows among those that could reach the highest floor, by exact scores.
-void StepRun::find_best_left(const Model::Operation& operation, const Activation* activations, std::int32_t first,
-                             std::int32_t count, std::int64_t part, float* scores) {
-  const Model::Matrix& matrix = model_.matrix(operation.matrices[0]);
-  const std::int64_t width = padded(model_.shape_.vocabulary_size);
-  const auto [begin, end] = columns_of(part);
-  for (std::int32_t i = 0; i < count; ++i) {
-    const auto* upper = reinterpret_cast<const float*>(model_.logits_.data()) + i * width;
-    float floor = floors_[static_cast<std::size_t>(i)];
-    for (std::int64_t other = 1; other < model_.team_.members(); ++other) {
-      floor = std::max(floor, floors_[static_cast<std::size_t>(other * kPickRows + i)]);
-    }
-    const float threshold = reach_threshold(floor);
-    const float norm = activation_norm(activations[i], matrix.source.columns);
-    const bool is_bounded = norm < kLargestNorm;
-    Best& best = best_[static_cast<std::size_t>(part * kPickRows + i)];
+// The best of a part's tokens among those that could reach the highest floor, by exact scores.
+void StepRun::find_best_left(const Race& race) {
+  const Model::Matrix& matrix = model_.matrix(race.operation.matrices[0]);
+  const std::vector<float>& floors = race.noisy ? noisy_floors_ : floors_;
+  const Share columns = columns_of(race.part);
+  const auto end = static_cast<std::int32_t>(columns.end);
+  for (std::int32_t i = 0; i < race.count; ++i) {
+    Best& best = (race.noisy ? noisy_best_ : best_)[static_cast<std::size_t>(race.part * kPickRows + i)];
     best = {};
-    for (auto token = static_cast<std::int32_t>(begin); token < end;) {
-      if (is_bounded) {
-        token = model_.kernels_.next_reaching(upper, matrix.slack.data(), norm, threshold, token,
-                                              static_cast<std::int32_t>(end));
+    if (race.noisy && !picks_with_noise(race.first + i)) continue;
+    const auto* bounds =
+        reinterpret_cast<const float*>(model_.logits_.data()) + i * padded(model_.shape_.vocabulary_size);
+    float floor = floors[static_cast<std::size_t>(i)];
+    for (std::int64_t other = 1; other < model_.team_.members(); ++other) {
+      floor = std::max(floor, floors[static_cast<std::size_t>(other * kPickRows + i)]);
+    }
+    const float norm = activation_norm(race.activations[i], matrix.source.columns);
+    const float maximum = race.noisy ? maximum_of(i) : 0.0f;
+    // Bounds of scores have their slack in them.
+    const float threshold = race.noisy ? floor : reach_threshold(floor);
+    const float reach = race.noisy ? 0.0f : norm;
+    for (auto token = static_cast<std::int32_t>(columns.begin); token < end;) {
+      if (norm < kLargestNorm) {
+        token = model_.kernels_.next_reaching(bounds, matrix.slack.data(), reach, threshold, token, end);
         if (token >= end) break;
       }
       const std::int32_t group = token / kGroupRows;
-      const float* exact = multiply_group(operation, activations[i], group, scores);
+      const float* scores = score_group(race, i, group, maximum);
       groups_left_.fetch_add(1, std::memory_order_relaxed);
-      if (!model_.kernels_.finite(exact, kGroupRows)) fail(wanted_[static_cast<std::size_t>(first + i)]);
-      const auto group_end = static_cast<std::int32_t>(std::min<std::int64_t>((group + 1) * kGroupRows, end));
-      for (; token < group_end; ++token) {
-        const float score = exact[token % kGroupRows];
+      if (!race.noisy && !model_.kernels_.finite(scores, kGroupRows)) {
+        fail(wanted_[static_cast<std::size_t>(race.first + i)]);
+      }
+      for (const std::int32_t group_end = std::min((group + 1) * kGroupRows, end); token < group_end; ++token) {
+        const float score = scores[token % kGroupRows];
         if (best.token < 0 || score > best.score) best = {token, score};
       }
     }
@@ -163,73 +177,6 @@ float StepRun::maximum_of(std::int32_t i) const {
     if (best.token >= 0) maximum = std::max(maximum, best.score);
   }
   return maximum;
-}
-
-// Scores of a group's 16 tokens from their logits, by the operations of Picker::sample.
-void StepRun::score_group(std::int32_t wanted, std::int32_t group, float maximum, const float* logits,
-                          float* scores) const {
-  std::int32_t tokens[kGroupRows];
-  for (std::int32_t r = 0; r < kGroupRows; ++r) tokens[r] = group * kGroupRows + r;
-  float noise[kUnitRows];
-  model_.kernels_.gumbel(noise_key(wanted), tokens, kGroupRows, noise);
-  const float temperature = row_of(wanted).sequence->sampling.temperature;
-  for (std::int32_t r = 0; r < kGroupRows; ++r) scores[r] = noise[r] + (logits[r] - maximum) / temperature;
-}
-
-// Turns a part's bounds of logits into those of scores, and takes the exact score of the token that looks best.
-void StepRun::find_noisy_floor(const Model::Operation& operation, const Activation* activations, std::int32_t first,
-                               std::int32_t count, std::int64_t part, float* logits) {
-  const Model::Matrix& matrix = model_.matrix(operation.matrices[0]);
-  const Share columns = columns_of(part);
-  const auto begin = static_cast<std::int32_t>(columns.begin);
-  const auto end = static_cast<std::int32_t>(columns.end);
-  for (std::int32_t i = 0; i < count; ++i) {
-    float& floor = noisy_floors_[static_cast<std::size_t>(part * kPickRows + i)];
-    floor = -std::numeric_limits<float>::infinity();
-    if (begin >= end || !picks_with_noise(first + i)) continue;
-    auto* bounds = reinterpret_cast<float*>(model_.logits_.data()) + i * padded(model_.shape_.vocabulary_size);
-    const float maximum = maximum_of(i);
-    model_.kernels_.noisy_bounds(noise_key(first + i), matrix.slack.data(),
-                                 activation_norm(activations[i], matrix.source.columns), maximum,
-                                 row_of(first + i).sequence->sampling.temperature, begin, end, bounds);
-    const std::int32_t token = model_.kernels_.arg_max(bounds, begin, end);
-    float scores[kGroupRows];
-    const float* exact = multiply_group(operation, activations[i], token / kGroupRows, logits);
-    score_group(first + i, token / kGroupRows, maximum, exact, scores);
-    floor = scores[token % kGroupRows];
-  }
-}
-
-// The best exact score of a part's tokens among those that could reach the highest floor.
-void StepRun::find_noisy_best(const Model::Operation& operation, const Activation* activations, std::int32_t first,
-                              std::int32_t count, std::int64_t part, float* logits) {
-  const Model::Matrix& matrix = model_.matrix(operation.matrices[0]);
-  const Share columns = columns_of(part);
-  const auto end = static_cast<std::int32_t>(columns.end);
-  for (std::int32_t i = 0; i < count; ++i) {
-    Best& best = noisy_best_[static_cast<std::size_t>(part * kPickRows + i)];
-    best = {};
-    if (!picks_with_noise(first + i)) continue;
-    const auto* bounds =
-        reinterpret_cast<const float*>(model_.logits_.data()) + i * padded(model_.shape_.vocabulary_size);
-    float floor = noisy_floors_[static_cast<std::size_t>(i)];
-    for (std::int64_t other = 1; other < model_.team_.members(); ++other) {
-      floor = std::max(floor, noisy_floors_[static_cast<std::size_t>(other * kPickRows + i)]);
-    }
-    const bool is_bounded = activation_norm(activations[i], matrix.source.columns) < kLargestNorm;
-    for (auto token = static_cast<std::int32_t>(columns.begin); token < end;) {
-      if (is_bounded) token = model_.kernels_.next_reaching(bounds, matrix.slack.data(), 0.0f, floor, token, end);
-      if (token >= end) break;
-      const std::int32_t group = token / kGroupRows;
-      float scores[kGroupRows];
-      score_group(first + i, group, maximum_of(i), multiply_group(operation, activations[i], group, logits), scores);
-      groups_left_.fetch_add(1, std::memory_order_relaxed);
-      for (const std::int32_t group_end = std::min((group + 1) * kGroupRows, end); token < group_end; ++token) {
-        const float score = scores[token % kGroupRows];
-        if (best.token < 0 || score > best.score) best = {token, score};
-      }
-    }
-  }
 }
 
 }  // namespace ultrafast
