@@ -121,8 +121,8 @@ def test_reserved_slots_come_on_top(model_path: Path, tokenizer: Tokenizer) -> N
         model.close()
 
 
-PREEMPTING_SEEDS = range(6)  # of many histories some come to pass without a preemption
-SEEDS = [*PREEMPTING_SEEDS, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 300))]
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 300))]
+CALM_SEEDS = {53, 82, 90, 100, 188, 196, 273, 287}  # whose histories come to pass without a preemption
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -153,7 +153,7 @@ def test_random_tiers(tokenizer: Tokenizer, tmp_path: Path, seed: int) -> None:
                     conversation = [*requests[request_id].prompt_tokens, *outcomes[request_id].choices[0].tokens]
         assert engine.take_failures() == []
         assert_idle(engine)
-        assert engine.status.preemptions > 0 or seed not in PREEMPTING_SEEDS
+        assert engine.status.preemptions > 0 or seed in CALM_SEEDS
         for request_id, outcome in outcomes.items():
             (alone,) = run(Engine(model, tokenizer), requests[request_id])
             assert outcome.choices == alone.choices

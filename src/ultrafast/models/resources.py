@@ -57,10 +57,11 @@ def compute_in_long_slices() -> None:
     Linux (from 6.12 on) lets a thread that asks for short slices of time take the processor from one that asks for
     longer ones as soon as it wakes, and all that do not ask have short ones. Otherwise an event of the last step, and
     the client who is to have it, would wait for milliseconds until the next step lets the processor go. Where the
-    system knows or allows no such thing, nothing happens.
+    system knows or allows no such thing, or the operator has chosen another way to schedule this process, nothing
+    happens.
     """
     call = _SCHEDULE_CALLS.get(platform.machine())
-    if call is None or sys.platform != "linux":
+    if sys.platform != "linux" or call is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     # struct sched_attr: size, policy (the normal one), flags, nice, priority, runtime, deadline, period.
