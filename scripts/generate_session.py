@@ -70,7 +70,7 @@ prints which tier served it.
         """\
 ## Capacity to zero and back
 
-With its tier closed, a request waits for a quarter of a second and is then served at `default`: that is the tier
+With its tier closed, a request is at once served at `default`: that is the tier
 reported, and the one billed.
 """,
         (
