@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,22 @@ def test_a_system_without_the_list_is_left_as_it_is(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gc, "freeze", lambda: None)
     monkeypatch.setattr(memory, "_MAPS", tmp_path / "none")
     memory.settle()
+
+
+def test_a_native_object_in_a_cycle_ends_with_its_process() -> None:
+    """Frozen cycles are not collected at the interpreter's end, and nanobind then prints what it calls leaks."""
+    script = """
+import numpy
+from ultrafast import _native, memory
+
+class Holder:
+    pass
+
+holder = Holder()
+holder.itself = holder
+scores, types = numpy.zeros(2, numpy.float32), numpy.array([2, 1], numpy.int32)
+holder.native = _native.SentencePiece(texts=["u", "a"], scores=scores, types=types, unknown=0)
+memory.settle()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

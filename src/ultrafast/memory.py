@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
+    # At the interpreter's end it collects again: a native object in a cycle would outlive it, which nanobind reports.
+    atexit.register(gc.unfreeze)
     try:
         regions = list(_writable_regions(_MAPS.read_text("ascii", "replace")))
         madvise = ctypes.CDLL(None).madvise
