@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ultrafast.backends.base import GenerationEvent, Summary, as_direct, as_relayed
+from ultrafast.backends.base import GenerationEvent, Summary, as_relayed
 from ultrafast.backends.connection import EngineConnection, LocalStream
 from ultrafast.errors import EngineUnavailableError
 
@@ -18,7 +18,6 @@ SUMMARY = Summary(1, 0, 3, 0.0, 0.0, 0.0, 0.0, 3)
 
 def make_stream() -> LocalStream:
     stream = LocalStream(EngineConnection(lambda stage: None), "req_1", "ultrafast")
-    assert as_direct(stream) is stream
     assert as_relayed(stream) is None
     return stream
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from tests.fault_proxy import Fault, FaultProxy, events, response
 from ultrafast.backends import upstream
-from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, SamplingParameters, as_direct, as_relayed
+from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, SamplingParameters, as_relayed
 from ultrafast.backends.settings import UpstreamSettings
 from ultrafast.backends.upstream import UpstreamBackend, UpstreamStream, read_key
 from ultrafast.errors import ConfigurationError, EngineUnavailableError, RequestError, UpstreamError
@@ -72,7 +72,6 @@ async def answer_of(
     backend = backend_of(proxy, **values)
     stream = backend.answer(call or call_of())
     assert as_relayed(stream) is stream
-    assert as_direct(stream) is None
     found = await read(stream)
     assert backend.in_flight == 0
     await backend.retire()
@@ -259,6 +258,25 @@ async def test_a_complete_answer_waits_for_its_account_only_so_long(
     assert stream.estimated
     assert 0.2 < time.monotonic() - started < 2
     await asyncio.wait_for(proxy.left.wait(), 1)
+
+
+async def test_so_much_is_read_ahead_and_no_more(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for a slow reader is neither the other server's silence nor its time."""
+    monkeypatch.setattr(upstream, "READ_AHEAD_BYTES", 50_000)
+    words = [f"{index:<1000}" for index in range(10_000)]  # more than the sockets between take
+    proxy.script = events(*map(chunk, words), chunk(None, "stop"), "[DONE]")
+    backend = backend_of(proxy, idle_seconds=0.3)
+    stream = backend.answer(msgspec.structs.replace(call_of(), max_tokens=100_000))
+    first = await anext(stream)
+    await asyncio.sleep(1)
+    waiting = sum(len(event.text) for event in stream._events)
+    assert 20_000 < waiting < 200_000  # and what came in the piece that filled it
+    assert backend.in_flight == 1
+    found = [first, *await read(stream)]
+    assert [event.text for event in found] == [*words, ""]
+    assert found[-1].summary is not None
+    assert found[-1].summary.decode_seconds < 0.9
+    await backend.retire()
 
 
 async def test_errors_in_the_stream_that_are_the_clients(proxy: FaultProxy) -> None:

@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from ultrafast.backends.base import ChatRequest, GenerationEvent, SamplingParameters, Summary
+from tests.fault_proxy import Fault, FaultProxy, events
+from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, GenerationStream, SamplingParameters, Summary
 from ultrafast.backends.connection import EngineConnection, LocalStream
+from ultrafast.backends.settings import UpstreamSettings
+from ultrafast.backends.upstream import UpstreamBackend
 from ultrafast.gateway import answers
 from ultrafast.gateway.admission import Admission, Wish
 from ultrafast.gateway.answers import Prepare, stream_answer
@@ -61,7 +64,7 @@ def make_exchange() -> Exchange:
     return Exchange("req_1", Identity(project, "key-1"), time.perf_counter(), model="m")
 
 
-async def answer(client: Client, stream: LocalStream, exchange: Exchange) -> None:
+async def answer(client: Client, stream: GenerationStream, exchange: Exchange) -> None:
     async def opening(prepare: Prepare) -> Opened:
         prepare()
         first = await anext(stream)
@@ -136,6 +139,35 @@ def test_a_slow_reader_holds_no_slot_when_its_answer_is_generated() -> None:
         return used, other.tier
 
     assert asyncio.run(play()) == ([1, 1, 1, 0, 1], "ultrafast")
+
+
+def test_a_slow_reader_of_another_servers_answer_holds_nothing_of_it_once_it_is_complete() -> None:
+    """Neither a slot nor a connection; and how slow he is, is not told as that server's time."""
+    words = [f"{index} " for index in range(500)]
+    chunks = [json.dumps({"choices": [{"index": 0, "delta": {"content": word}}]}) for word in words]
+    end = json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+
+    async def play() -> Client:
+        admission = Admission(Configuration().tiers | {"default": TierSettings(slots=1)})
+        client, exchange = Client(), make_exchange()
+        exchange.grant = await admission.enter(Wish("proj-1", "default", 1, 10))
+        async with FaultProxy() as proxy:
+            proxy.fault, proxy.script = Fault.SCRIPT, events(*chunks, end, "[DONE]")
+            backend = UpstreamBackend("other", UpstreamSettings(url=proxy.url, model="theirs"), environment={})
+            stream = backend.answer(Call("req_1", CHAT, "m", "default", "proj-1", 1000))
+            client.read(on=False)
+            answering = asyncio.create_task(answer(client, stream, exchange))
+            await asyncio.sleep(1)
+            assert (admission.uses()["default"].used, backend.in_flight, client.body) == (0, 0, b"")
+            client.read(on=True)
+            await answering
+            await asyncio.wait_for(backend.retire(), 5)
+        return client
+
+    client = asyncio.run(play())
+    assert client.texts() == words
+    last = next(line for line in client.body.decode().split("\n\n") if "time_info" in line)
+    assert json.loads(last.removeprefix("data: "))["time_info"]["completion_time"] < 0.8
 
 
 def test_a_silent_answer_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:

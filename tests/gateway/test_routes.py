@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Self
 
@@ -56,6 +57,9 @@ class ScriptedStream:
 
     async def aclose(self) -> None:
         self.closed += 1
+
+    def divert(self, sink: Callable[[GenerationEvent], bool], ended: Callable[[], None]) -> None:
+        pass
 
 
 class ScriptedBackend:

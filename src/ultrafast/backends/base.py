@@ -26,7 +26,6 @@ __all__ = [
     "Call",
     "ChatBackend",
     "ChatRequest",
-    "DirectStream",
     "GenerationEvent",
     "GenerationRequest",
     "GenerationStream",
@@ -36,7 +35,6 @@ __all__ = [
     "Summary",
     "TokenLogprob",
     "TopToken",
-    "as_direct",
     "as_relayed",
 ]
 
@@ -84,20 +82,15 @@ class GenerationStream(Protocol):
         """Give the request up."""
         ...
 
-
-class DirectStream(Protocol):
-    """What a stream whose events come between two steps of our engine offers beside iteration.
-
-    Caches are cold then, and the engine's threads want the processor back: an event that needs no task to be woken
-    costs them a fraction.
-    """
-
     def divert(self, sink: Callable[[GenerationEvent], bool], ended: Callable[[], None]) -> None:
         """From now on offer each event to ``sink`` the moment it comes.
 
         What it returns False for is iterated over as ever, in order: no event is offered while an earlier one waits.
         The event with the summary is never offered. When it has come, or the stream has failed, ``ended`` is called
         once: nothing is generated any more, though events may still wait for a slow reader.
+
+        Events of our engine come between two of its steps: caches are cold then, and its threads want the processor
+        back. One that needs no task to be woken costs them a fraction.
         """
         ...
 
@@ -114,11 +107,6 @@ class RelayedStream(Protocol):
     def estimated(self) -> bool:
         """Whether the summary's token counts are estimates, as that server sent no usage."""
         ...
-
-
-def as_direct(stream: GenerationStream) -> DirectStream | None:
-    """``stream`` where it is a ``DirectStream``; by one attribute, as checking a protocol costs as much as an event."""
-    return cast("DirectStream", stream) if hasattr(stream, "divert") else None
 
 
 def as_relayed(stream: GenerationStream) -> RelayedStream | None:

@@ -9,11 +9,11 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Self, cast
+from typing import cast
 
 from ultrafast.backends import placement
+from ultrafast.backends.event_stream import EventStream
 from ultrafast.engine import messages
 from ultrafast.engine.messages import (
     Cancel,
@@ -21,7 +21,6 @@ from ultrafast.engine.messages import (
     Events,
     Failed,
     FromEngine,
-    GenerationEvent,
     GenerationRequest,
     Load,
     ModelDescription,
@@ -41,87 +40,23 @@ _SOCKET_BUFFER_BYTES = 1 << 20
 _EXIT_SECONDS = 2.0
 
 
-class LocalStream:
-    """The events of one request; see ``backends.base.GenerationStream`` and ``DirectStream``.
+class LocalStream(EventStream):
+    """The events of one request to our engine.
 
     What waits here is bounded by the request's own ``max_tokens``, so a slow reader needs no further limit.
     """
 
     def __init__(self, connection: EngineConnection, request_id: str, tier: str) -> None:
+        super().__init__()
         self.tier = tier
         self._connection = connection
         self._request_id = request_id
-        self._events: deque[GenerationEvent] = deque()
-        self._error: UltrafastError | None = None
-        self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._sink: Callable[[GenerationEvent], bool] | None = None
-        self._on_end: Callable[[], None] | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> GenerationEvent:
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._events.popleft()
 
     async def aclose(self) -> None:
         """Give the request up: the engine drops it before its next step."""
         if not self._ended:
-            self._ended = True
             self._connection.cancel(self._request_id)
-        self._sink = self._on_end = None
-        self._events.clear()
-        self._wake()
-
-    def divert(self, sink: Callable[[GenerationEvent], bool], ended: Callable[[], None]) -> None:
-        """Offer each event to ``sink`` first; see ``backends.base.DirectStream``."""
-        self._sink = sink
-        if self._ended:
-            ended()
-        else:
-            self._on_end = ended
-
-    def push(self, event: GenerationEvent) -> None:
-        """Hand on or append an event; the one with the summary is the last."""
-        if self._sink is not None and not self._events and event.summary is None and _takes(self._sink, event):
-            return
-        self._events.append(event)
-        if event.summary is not None:
-            self._end()
-        self._wake()
-
-    def fail(self, error: UltrafastError) -> None:
-        """End with ``error``, after the events that came before it."""
-        if not self._ended:
-            self._error = error
-            self._end()
-            self._wake()
-
-    def _end(self) -> None:
-        self._ended = True
-        if self._on_end is not None:
-            self._on_end()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def _takes(sink: Callable[[GenerationEvent], bool], event: GenerationEvent) -> bool:
-    try:
-        return sink(event)
-    except Exception:  # a bug: iteration brings it to the task whose request this is, and no other stream suffers
-        return False
+        self.drop()
 
 
 class EngineConnection(asyncio.Protocol):

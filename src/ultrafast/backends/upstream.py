@@ -10,18 +10,18 @@ import logging
 import random
 import ssl
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx2
 import msgspec
 
 from ultrafast.backends.base import Call, GenerationEvent
+from ultrafast.backends.event_stream import EventStream
 from ultrafast.backends.health import Health
 from ultrafast.backends.key_file import check_key, read_key_file
-from ultrafast.backends.server_sent_events import EventReader
+from ultrafast.backends.server_sent_events import MAXIMUM_EVENT_BYTES, EventReader
 from ultrafast.backends.settings import UpstreamSettings
 from ultrafast.backends.upstream_answer import Answer, AnswerError
 from ultrafast.backends.upstream_failures import (
@@ -32,9 +32,12 @@ from ultrafast.backends.upstream_failures import (
     stream_refusal,
 )
 from ultrafast.backends.upstream_messages import ALTERNATIVES, read_chunk, request_body
-from ultrafast.errors import ConfigurationError, UltrafastError, UpstreamError
+from ultrafast.errors import ConfigurationError, UpstreamError
 
 logger = logging.getLogger(__name__)
+
+# For a reader who is behind: some thousand tokens, as servers write them. A single event may be as long.
+READ_AHEAD_BYTES: Final = MAXIMUM_EVENT_BYTES
 
 _DONE: Final = b"[DONE]"
 _ACCOUNT_SECONDS: Final = 5.0  # for the usage, once every choice has ended
@@ -199,13 +202,15 @@ class RefusedError(Exception):
         self.refusal = refusal
 
 
-class UpstreamStream:
-    """The events of one call; see ``backends.base.GenerationStream`` and ``RelayedStream``.
+class UpstreamStream(EventStream):
+    """The events of one call; see also ``RelayedStream``.
 
-    Bytes are read when an event is asked for, so a slow reader slows the other server down, and nothing piles up.
+    A task of its own reads ahead of a slow reader, so that the connection is free when the other server is done; and
+    so far only, so that nothing piles up: then he slows the other server down.
     """
 
     def __init__(self, backend: UpstreamBackend, call: Call, word: str | None, health: Health) -> None:
+        super().__init__()
         self._backend = backend
         self._call = call
         self._word = word
@@ -213,15 +218,14 @@ class UpstreamStream:
         self._round = health.begin()
         self._judged = False
         self._released = False
-        self._ended = False
         self._whole = False  # its last event has come
-        self._error: UltrafastError | None = None
         self._answer = Answer(call)
         self._reader = EventReader()
         self._response: httpx2.Response | None = None
         self._pieces: Any = None  # the response's iterator
-        self._waiting: asyncio.Timeout | None = None
-        self._events: deque[GenerationEvent] = deque()
+        self._reading: asyncio.Task[None] | None = None
+        self._ahead_bytes = 0  # read while an event waited
+        self._caught_up = asyncio.Event()
 
     @property
     def served_tier(self) -> str | None:
@@ -236,80 +240,82 @@ class UpstreamStream:
         """See ``RelayedStream``."""
         return self._answer.estimated
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> GenerationEvent:
-        if not self._events and not self._ended:
-            await self._next_events()
-        if self._events:
-            event = self._events.popleft()
-            if event.summary is not None:
-                self._ended = True
-                self._release()
-            return event
-        await self.aclose()
-        if self._error is not None:
-            raise self._error
-        raise StopAsyncIteration
+        if self._reading is None and not self._ended:
+            self._reading = asyncio.create_task(self._read())
+        if self._ended and not self._events:
+            await self.aclose()  # the next call finds the connection free
+        event = await super().__anext__()
+        if not self._events:
+            self._ahead_bytes = 0
+            self._caught_up.set()
+        return event
 
     async def aclose(self) -> None:
         """Give the call up: the connection is closed at once, so that the other server stops."""
-        self._ended = True
-        self._events.clear()
+        reading = self._reading
+        if reading is not None and not self._ended:
+            reading.cancel()
+        self.drop()
         try:
-            if self._waiting is None:
-                await self._close()
-            else:
-                # Another task is reading: it wakes, and closes what it reads from.
-                self._waiting.reschedule(asyncio.get_running_loop().time())
+            if reading is not None:
+                await asyncio.wait((reading,))
         finally:
             self._release()
 
-    async def _next_events(self) -> None:
-        """Wait for the next events. Whatever goes wrong ends the stream, after the events that came before it."""
+    async def _read(self) -> None:
+        """Push every event. Whatever goes wrong ends the stream, after the events that came before it."""
         try:
-            await self._wait()
-        except RefusedError as refused:
-            refusal = refused.refusal
-        except (TimeoutError, httpx2.HTTPError, httpx2.StreamError) as error:
-            if self._ended:
-                return
-            if self._answer.complete:  # nothing but the account is missing
-                self._events.append(self._answer.end())
-                return
-            refusal = self._broken(error)
-        except AnswerError as error:
-            refusal = _failure("broke off its answer", str(error))
-        except (ValueError, RecursionError, msgspec.MsgspecError):
-            refusal = _failure("sent no valid answer", "what it sent is no stream of chat completions")
-        else:
-            return
-        await self._give_up(refusal)
+            last = await self._read_answer()
+            if isinstance(last, Refusal):
+                await self._give_up(last)
+            else:
+                self._release()
+                self.push(last)
+        except Exception as error:  # a bug: it is raised in the task whose request this is
+            self.fail(error)
+        finally:
+            try:
+                await self._close()
+            finally:
+                self._release()
 
-    async def _wait(self) -> None:
+    async def _read_answer(self) -> GenerationEvent | Refusal:
+        """Push all events but the last, and return that, or what went wrong."""
+        try:
+            await self._read_pieces()
+            return self._answer.end()
+        except RefusedError as refused:
+            return refused.refusal
+        except (TimeoutError, httpx2.HTTPError, httpx2.StreamError) as error:
+            # Of a complete answer nothing but the account is missing.
+            return self._answer.end() if self._answer.complete else self._broken(error)
+        except AnswerError as error:
+            return _failure("broke off its answer", str(error))
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            return _failure("sent no valid answer", "what it sent is no stream of chat completions")
+
+    async def _read_pieces(self) -> None:
         loop = asyncio.get_running_loop()
         settings = self._backend.settings
-        if self._answer.complete:
-            seconds = _ACCOUNT_SECONDS
-        else:
-            seconds = settings.idle_seconds if self._answer.begun else settings.first_token_seconds
-        async with asyncio.timeout(seconds) as waiting:
-            self._waiting = waiting
-            try:
-                if self._response is None:
-                    await self._open()
-                while not self._events and not self._ended:
-                    data = await anext(self._pieces, None)
-                    if data is None:
-                        self._events.append(self._answer.end())
-                        return
-                    self._add(data)
-                    if self._answer.alive:
-                        seconds = _ACCOUNT_SECONDS if self._answer.complete else settings.idle_seconds
-                        waiting.reschedule(loop.time() + seconds)
-            finally:
-                self._waiting = None
+        async with asyncio.timeout(settings.first_token_seconds) as deadline:
+            await self._open()
+            while not self._whole and (piece := await anext(self._pieces, None)) is not None:
+                alive = self._add(piece)
+                self._ahead_bytes = self._ahead_bytes + len(piece) if self._events else 0
+                if self._ahead_bytes > READ_AHEAD_BYTES:
+                    deadline.reschedule(None)  # it is we who are silent
+                    await self._wait_for_reader()
+                    alive = True
+                if alive:
+                    seconds = _ACCOUNT_SECONDS if self._answer.complete else settings.idle_seconds
+                    deadline.reschedule(loop.time() + seconds)
+
+    async def _wait_for_reader(self) -> None:
+        began = time.perf_counter()
+        self._caught_up.clear()
+        await self._caught_up.wait()
+        self._answer.held_seconds += time.perf_counter() - began
 
     async def _open(self) -> None:
         self._response = response = await self._backend.send(self._call, self._word)
@@ -318,18 +324,22 @@ class UpstreamStream:
             raise ValueError("no stream of events")
         self._pieces = response.aiter_raw()
 
-    def _add(self, data: bytes) -> None:
-        for event in self._reader.feed(data):
-            if event == _DONE:
-                self._events.append(self._answer.end())
+    def _add(self, piece: bytes) -> bool:
+        """Push the events of ``piece``; whether it shows that something was generated."""
+        alive = False
+        for data in self._reader.feed(piece):
+            if data == _DONE:
                 self._whole = True
-                return
-            chunk = read_chunk(event)
+                break
+            chunk = read_chunk(data)
             if chunk.error is not None:
                 raise RefusedError(stream_refusal(chunk.error, secret=self._backend.key))
-            self._events += self._answer.add(chunk)
+            for event in self._answer.add(chunk):
+                self.push(event)
+            alive |= self._answer.alive
             if self._answer.begun:
                 self._judge_good()
+        return alive
 
     def _broken(self, error: Exception) -> Refusal:
         """What a connection's failure means."""
@@ -351,8 +361,6 @@ class UpstreamStream:
             self._health.succeed(self._round)
 
     async def _give_up(self, refusal: Refusal) -> None:
-        self._ended = True
-        self._error = refusal.error
         if refusal.healthy:
             self._judge_good()
         else:
@@ -365,10 +373,9 @@ class UpstreamStream:
                 self._call.request_id,
                 self._health.wait_seconds,
             )
-        try:
-            await self._close()
-        finally:
-            self._release()
+        await self._close()
+        self._release()
+        self.fail(refusal.error)
 
     async def _close(self) -> None:
         response, self._response = self._response, None

@@ -36,6 +36,7 @@ class Answer:
         self._first: float | None = None
         self.tier_word: str | None = None  # as reported last
         self.alive = False  # something was generated, be it words of reasoning
+        self.held_seconds = 0.0  # for which nothing was read, as whoever reads us was behind
 
     @property
     def begun(self) -> bool:
@@ -111,7 +112,7 @@ class Answer:
         if times is not None:
             seconds = (times.queue_time or 0.0, times.prompt_time or 0.0, times.completion_time or 0.0)
         else:
-            seconds = (0.0, first - self._started, ended - first)
+            seconds = (0.0, first - self._started, ended - first - self.held_seconds)
         return Summary(prompt, cached, completion, *seconds, first - self._started, completion)
 
     def _estimated_prompt(self) -> int:

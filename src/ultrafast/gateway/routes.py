@@ -16,7 +16,6 @@ from ultrafast.backends.base import (
     GenerationEvent,
     GenerationStream,
     ModelDescription,
-    as_direct,
     as_relayed,
 )
 from ultrafast.errors import EngineError, EngineUnavailableError
@@ -58,10 +57,8 @@ class Opened:
         return self._relayed is not None and self._relayed.estimated
 
     def divert(self, sink: Callable[[GenerationEvent], bool], ended: Callable[[], None]) -> None:
-        """Offer ``sink`` what comes after the first event, where the backend can; see ``DirectStream``."""
-        direct = as_direct(self._stream)
-        if direct is not None:
-            direct.divert(sink, ended)
+        """Offer ``sink`` what comes after the first event; see ``GenerationStream``."""
+        self._stream.divert(sink, ended)
 
     def __aiter__(self) -> Self:
         return self
