@@ -18,8 +18,10 @@ from ultrafast.gateway.json_input import read_body
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp) -> AsyncIterator[int]:
+async def serving(app: ASGIApp, *, system_buffer_bytes: int | None = None) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
+    if system_buffer_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, system_buffer_bytes)  # inherited
     config = uvicorn.Config(app, http=protocol.LimitedHttpProtocol, ws="none", lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     running = asyncio.create_task(server._serve([listener]))
@@ -51,6 +53,114 @@ async def test_row_20_a_reader_that_stalls_is_cut_off(monkeypatch: pytest.Monkey
         async with asyncio.timeout(5):
             await ended.wait()
         writer.close()
+
+
+def _client_that_reads_little(port: int) -> socket.socket:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    return client
+
+
+def _read_all(client: socket.socket) -> bytes:
+    client.settimeout(5)
+    received = b""
+    with client, contextlib.suppress(ConnectionError):
+        while data := client.recv(65536):
+            received += data
+    return received
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize(("length", "read"), [(60_000, 0), (150_000, 134_000)])
+async def test_row_20_a_whole_answer_that_is_not_read_holds_its_connection_only_so_long(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool, length: int, read: int
+) -> None:
+    """Neither does one whose buffer was full at first, and is no more when the client stops reading."""
+    monkeypatch.setattr(protocol, "WRITE_SECONDS", 0.3)
+    body = b"x" * length
+
+    async def whole(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"%d" % length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async with serving(whole, system_buffer_bytes=4096) as port:
+        client = _client_that_reads_little(port)
+        client.sendall(
+            b"GET / HTTP/1.1\r\nhost: localhost\r\n" + (b"" if keeps else b"connection: close\r\n") + b"\r\n"
+        )
+        received = 0
+        while received < read:
+            received += len(await asyncio.to_thread(client.recv, read - received))
+        await asyncio.sleep(1)
+        assert received + len(await asyncio.to_thread(_read_all, client)) < length
+
+
+async def test_row_20_a_client_that_ended_its_sending_side_and_reads_nothing_has_left() -> None:
+    left = asyncio.Event()
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        watch = asyncio.create_task(receive())
+        while not watch.done():
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await asyncio.sleep(0)
+        left.set()
+
+    async with serving(endless, system_buffer_bytes=4096) as port:
+        with _client_that_reads_little(port) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await asyncio.sleep(0.2)
+            client.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(2):
+                await left.wait()
+
+
+@pytest.mark.parametrize("noise", [b"\x00 noise", b"\r\n" * 20_000])
+async def test_noise_in_the_middle_of_an_answer_ends_it(noise: bytes) -> None:
+    left = asyncio.Event()
+
+    async def streaming(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        watch = asyncio.create_task(receive())
+        while not watch.done():
+            await send({"type": "http.response.body", "body": b"hello", "more_body": True})
+            await asyncio.sleep(0.01)
+        left.set()
+
+    async with serving(streaming) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        answer = await reader.readuntil(b"hello")
+        writer.write(noise)
+        async with asyncio.timeout(0.5):
+            await left.wait()
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                answer += data
+        assert answer.count(b"HTTP/1.1 ") == 1
+        writer.close()
+
+
+async def test_noise_in_the_middle_of_a_request_has_one_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def slowly(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await asyncio.sleep(0.2)
+        await _says_hello(scope, receive, send)
+
+    async with serving(slowly) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+        await asyncio.sleep(0.1)
+        writer.write(b"noise")
+        async with asyncio.timeout(5):
+            answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 400 ") == 1
+        writer.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_row_11_slow_headers_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

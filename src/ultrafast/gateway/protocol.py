@@ -27,7 +27,7 @@ MAXIMUM_MESSAGE_BYTES = 24 << 20
 # with bytes unread, would reset the connection and take the answer with it.
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 8 << 20
-WRITE_SECONDS = 30.0  # how long a client may leave a full buffer unread
+WRITE_SECONDS = 30.0  # how long a client may leave a full buffer unread, or what is left of a whole answer
 # A client that ends its sending side may wait for its answer or be gone: nothing tells the two apart before something
 # is written. So it has what is answered at once, a refusal or a list; work for the engine is not done on a chance.
 HALF_CLOSED_SECONDS = 0.2
@@ -75,10 +75,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if self._lingering or not answering:
+        if self._lingering or not self._is_answering or self.cycle.more_body:
             return False  # closes
-        self._half_closed_timer = self.loop.call_later(HALF_CLOSED_SECONDS, self.transport.close)
+        # abort: the answer will not be whole, and closing would wait for the client to read what there is.
+        self._half_closed_timer = self.loop.call_later(HALF_CLOSED_SECONDS, self.transport.abort)
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -99,12 +99,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request headers are too large")
 
     def on_message_begin(self) -> None:
-        self._overtaking = self.cycle is not None and not self.cycle.response_complete
+        self._overtaking = self._is_answering
         if self._overtaking:
             # RFC 9112, 9.3.2: whoever pipelines must expect the connection to close after any answer. One who did and
             # left would not be noticed while the request before is worked on.
             self.cycle.keep_alive = False
             return
+        if self.transport.get_write_buffer_size() == 0:
+            self._forget_write_timer()
         super().on_message_begin()
         self._await_headers()
 
@@ -145,7 +147,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if unread:
             self._linger()
         elif self._half_closed_timer is not None and self.cycle.response_complete:
+            self._half_closed_timer.cancel()
             self.transport.close()
+        self._limit_unsent()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -156,9 +160,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._forget_write_timer()
         super().resume_writing()
+        if self._lingering or self.transport.is_closing() or not self._is_answering:
+            self._limit_unsent()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, "this is not a valid HTTP request")
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _obey_absolute_target(self) -> None:
         """RFC 9112, 3.2.2: a target with a host of its own overrules the ``Host`` header, which must still be there."""
@@ -176,7 +186,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer without an application, and close."""
+        """Answer without an application, or instead of it, and close; in the middle of an answer only close."""
+        if self._is_answering:
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+            self.cycle.disconnected = True  # so that it answers no more, and works no more
+            self.cycle.message_event.set()
         body = body_of(HttpError(status, message, code="invalid_http_request"))
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
@@ -196,6 +212,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self._limit_unsent()
+
+    def _limit_unsent(self) -> None:
+        """Let a client who does not read all that was written hold the connection only so long: closing would wait."""
+        if self._write_timer is None and self.transport.get_write_buffer_size() > 0:
+            self._write_timer = self.loop.call_later(WRITE_SECONDS, self._abort_unsent)
+
+    def _abort_unsent(self) -> None:
+        self._write_timer = None
+        if self.transport.get_write_buffer_size() > 0:
+            self.transport.abort()
 
     def _forget_header_timer(self) -> None:
         if self._header_timer is not None:
