@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from ultrafast.backends import local
+from ultrafast.backends import connection, local
 from ultrafast.backends.base import GenerationEvent, GenerationRequest, SamplingParameters
 from ultrafast.backends.local import LocalBackend
 from ultrafast.backends.prompt import ChatPrompt
 from ultrafast.errors import (
     ConfigurationError,
     ContextLengthError,
+    EngineError,
     EngineUnavailableError,
     ModelFileError,
     RequestError,
@@ -287,6 +288,27 @@ async def test_stopping_ends_streams_and_the_process(location: ModelLocation) ->
     assert not Path(f"/proc/{process_id}").exists()  # noqa: ASYNC240
     with pytest.raises(EngineUnavailableError):
         backend.generate(request("late"))
+
+
+async def test_an_engine_that_hangs_while_it_starts_is_given_up(
+    location: ModelLocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_START_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_IDLE_BEATS_UNTIL_GIVEN_UP", 20)
+    stopped: list[int] = []
+
+    def stop(stage: str) -> None:
+        assert backend.process_id is not None
+        stopped.append(backend.process_id)
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    backend = LocalBackend(location, context=512, progress=stop)
+    with pytest.raises(EngineError, match="did nothing for 1 s while reading"):
+        async with asyncio.timeout(30):
+            await backend.start()
+    assert stopped
+    assert not Path(f"/proc/{stopped[0]}").exists()  # noqa: ASYNC240
+    await backend.stop()
 
 
 async def test_load_errors_are_those_of_the_loader(location: ModelLocation, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 from ultrafast.backends import placement
@@ -38,6 +39,11 @@ logger = logging.getLogger(__name__)
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 _EXIT_SECONDS = 2.0
+
+# How long loading takes nobody knows: the model is large, the disk slow. An engine that loads uses the processor or
+# gets pages from the disk; one that does neither for so many beats hangs. Beats, not seconds: see ``local``.
+_START_BEAT_SECONDS = 1.0
+_IDLE_BEATS_UNTIL_GIVEN_UP = 60
 
 
 class LocalStream(EventStream):
@@ -72,6 +78,7 @@ class EngineConnection(asyncio.Protocol):
         self._streams: dict[str, LocalStream] = {}
         self._pongs: dict[int, asyncio.Future[EngineStatus]] = {}
         self._ping_number = 0
+        self._stage = "starting"
         self._ready: asyncio.Future[ModelDescription] = loop.create_future()
         self._fault: UltrafastError | None = None
         self.ended = asyncio.Event()
@@ -87,7 +94,10 @@ class EngineConnection(asyncio.Protocol):
         return sum(stream.tier == tier for stream in self._streams.values())
 
     async def launch(self, load: Load) -> ModelDescription:
-        """Start the process and load the model. Raises what the loader reported, or EngineError where it died."""
+        """Start the process and load the model.
+
+        Raises what the loader reported, or EngineError where the process died or hangs.
+        """
         ours, theirs = socket.socketpair()
         try:
             for end in (ours, theirs):
@@ -111,7 +121,22 @@ class EngineConnection(asyncio.Protocol):
         finally:
             theirs.close()
         self._send(load)
-        return await self._ready
+        try:
+            await self._until_loaded(self._process.pid)
+            return await self._ready
+        finally:
+            self._ready.cancel()  # where nobody waits any more
+
+    async def _until_loaded(self, process_id: int) -> None:
+        idle_beats, effort = 0, _effort(process_id)
+        while not (await asyncio.wait((self._ready,), timeout=_START_BEAT_SECONDS))[0]:
+            before, effort = effort, _effort(process_id)
+            idle_beats = idle_beats + 1 if effort is not None and effort == before else 0
+            if idle_beats >= _IDLE_BEATS_UNTIL_GIVEN_UP:
+                raise EngineError(
+                    f"the engine process did nothing for {idle_beats * _START_BEAT_SECONDS:g} s while {self._stage}: "
+                    "it was stopped, or the disk with the model does not answer"
+                )
 
     def submit(self, request: GenerationRequest) -> LocalStream:
         """Send a request; its events come to the stream returned."""
@@ -208,6 +233,7 @@ class EngineConnection(asyncio.Protocol):
             case Failed():
                 self._failed(message)
             case Progress(stage):
+                self._stage = stage
                 self._on_progress(stage)
             case Ready(description):
                 if not self._ready.done():
@@ -251,3 +277,14 @@ class EngineConnection(asyncio.Protocol):
                 sent = connection.send(frame)
         if sent < len(frame):
             transport.write(frame[sent:])
+
+
+def _effort(process_id: int) -> int | None:
+    """Processor time and pages got from a disk so far, in sum; None where the system does not tell, or it is gone."""
+    try:
+        # After the program's name, which may hold anything, the third field of proc_pid_stat(5) and those that follow.
+        fields = Path(f"/proc/{process_id}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    major_faults, user_ticks, system_ticks = fields[9], fields[11], fields[12]
+    return int(major_faults) + int(user_ticks) + int(system_ticks)
