@@ -322,6 +322,10 @@ StepOutput StepRun::take_output() {
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     if (failed_[i].load(std::memory_order_relaxed) != 0) failed.push_back(input_.sequences[i]);
   }
+  // What a failed row leaves depends on how its token was looked for: results that are void are equal, too.
+  for (std::size_t w = 0; w < wanted_.size(); ++w) {
+    if (failed_[static_cast<std::size_t>(wanted_[w])].load(std::memory_order_relaxed) != 0) output_.picks[w] = {};
+  }
   std::sort(failed.begin(), failed.end());
   failed.erase(std::unique(failed.begin(), failed.end()), failed.end());
   return std::move(output_);

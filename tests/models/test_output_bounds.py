@@ -106,6 +106,25 @@ def test_rows_that_bounds_cannot_or_need_not_tell_apart(load: Load, tmp_path: Pa
     assert bool(steps(model, [1, 2], 1, WANT_TOKEN)[1]) == np.isinf(scale)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sequence_that_failed_has_no_token_whichever_way_it_was_looked_for(
+    load: Load, tmp_path: Path, threads: int
+) -> None:
+    """One value that is no number, which not every way looks at."""
+    path = write_tiny_model(tmp_path / "odd.gguf", "Q8_0", TinyShape(vocabulary_size=VOCABULARY))
+    content = bytearray(path.read_bytes())
+    rows = bytes(open_gguf(path).tensors["output.weight"].data)
+    start = content.index(rows)
+    content[start : start + 2] = np.float16(np.inf).tobytes()
+    path.write_bytes(content)
+    model = load(path, threads=threads)
+    for sampling in (GREEDY, SamplingParameters(temperature=1.0, seed=3)):
+        for want in (WANT_TOKEN, WANT_TOKEN | WANT_LOGITS):
+            picked, failed, _ = steps(model, [1, 2, 3], 1, want, sampling)
+            assert failed == [0, 0]
+            assert picked == [-1, -1, -1]
+
+
 def test_the_default_model(load: Load, model_path: Path) -> None:
     model = load(model_path)
     tokens = list(np.random.default_rng(7).integers(0, 49_152, 48))

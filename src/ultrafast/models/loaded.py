@@ -21,7 +21,7 @@ class StepResult:
     """What a step returns; w is the number of rows that wanted something, in ascending order."""
 
     rows: Int32Array  # [w] row indices
-    tokens: Int32Array  # [w] sampled token, −1 where none was wanted
+    tokens: Int32Array  # [w] sampled token, −1 where none was wanted or the row failed
     logprobs: Float32Array  # [w] log-softmax of the raw logits at that token; 0 where not wanted
     top_tokens: Int32Array  # [w, k] by (logprob descending, id ascending), padded with −1
     top_logprobs: Float32Array  # [w, k]
