@@ -95,6 +95,50 @@ async def test_before_the_model_is_loaded_everything_is_503(
     assert (await http.post(CHAT, json=request())).status_code == 200
 
 
+async def test_every_refusal_has_its_line_and_with_a_key_its_record(
+    service: Service, http: httpx.AsyncClient, prompt: ChatPrompt, records: Records, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "ultrafast"):
+        answers = [await http.post(CHAT, json=request())]  # 503: the engine is starting
+        open_with(service, prompt)
+        answers += [
+            await http.post(CHAT, json=request(), headers={"x-ultrafast-over-capacity": "explode"}),
+            await http.post(CHAT, content=b"{", headers={"content-type": "application/json"}),
+            await http.post(CHAT, content=b"{}", headers={"content-type": "text/plain"}),
+        ]
+        service.draining = True
+        answers.append(await http.post(CHAT, json=request()))
+        service.draining = False
+        with_record = len(answers)
+        answers += [
+            await http.post(CHAT, json=request(), headers={"authorization": "Bearer uf-wrong-canary"}),
+            await http.post(CHAT, json=request(), headers={"host": "evil-canary.example"}),
+            await http.get("/v1/canary"),
+            await http.get(CHAT),
+        ]
+    assert [answer.status_code for answer in answers] == [503, 400, 400, 415, 503, 401, 403, 404, 405]
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("ultrafast")]
+    for answer in answers:
+        (line,) = [line for line in lines if answer.headers["x-request-id"] in line]
+        assert answer.json()["error"]["code"] in line
+    assert "canary" not in caplog.text
+    (row,) = records.usage(["project"])
+    assert (row.requests, row.failed) == (with_record, with_record)
+
+
+async def test_a_bug_is_recorded_as_a_failure_and_costs_nothing(
+    service: Service, http: httpx.AsyncClient, prompt: ChatPrompt, records: Records
+) -> None:
+    class Broken(ChatPrompt):
+        def tokens(self, messages: object, *, context: int | None = None) -> list[int]:
+            raise RuntimeError
+
+    open_with(service, Broken(prompt._template, prompt.tokenizer))
+    assert (await http.post(CHAT, json=request())).status_code == 500
+    (row,) = records.usage(["project"])
+    assert (row.failed, row.cancelled) == (1, 0)
+
+
 async def test_a_long_prefill_keeps_the_connection_alive(
     service: Service, http: httpx.AsyncClient, prompt: ChatPrompt, monkeypatch: pytest.MonkeyPatch
 ) -> None:

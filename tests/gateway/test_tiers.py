@@ -18,6 +18,8 @@ import pytest
 
 from tests.gateway.conftest import MODEL
 from tests.gateway.running_server import KEY, RunningServer
+from ultrafast.errors import RequestError
+from ultrafast.gateway.tiers import over_capacity_of
 
 CHAT = "/v1/chat/completions"
 CONFIGURATION = """
@@ -190,7 +192,7 @@ def test_a_full_tier_downgrades_refuses_or_queues_as_asked(server: TieredServer)
         started = time.monotonic()
         assert post(server, service_tier="ultrafast").json()["service_tier"] == "default"
         assert time.monotonic() - started >= 0.25
-        refusal = post(server, headers={"x-ultrafast-over-capacity": "refuse"}, service_tier="ultrafast")
+        refusal = post(server, headers={"x-ultrafast-over-capacity": "Refuse"}, service_tier="ultrafast")
         assert refusal.status_code == 429
         assert refusal.json()["error"]["code"] == "tier_at_capacity"
         assert "retry-after" in refusal.headers
@@ -212,6 +214,16 @@ def test_a_full_tier_downgrades_refuses_or_queues_as_asked(server: TieredServer)
     queued.join(30)
     assert results[0].json()["service_tier"] == "ultrafast"
     assert results[0].json()["time_info"]["queue_time"] >= 0.4
+
+
+@pytest.mark.parametrize("value", [b"queue", b" Queue\t", b"QUEUE"])
+def test_the_header_is_read_in_any_case_and_without_spaces(value: bytes) -> None:
+    assert (
+        over_capacity_of([(b"x-ultrafast-over-capacity", value), (b"x-ultrafast-over-capacity", b"queue")]) == "queue"
+    )
+    for wrong in (b"", b"que ue", b"queue, refuse", b"refuse"):
+        with pytest.raises(RequestError, match="must be one of: queue, downgrade, refuse"):
+            over_capacity_of([(b"x-ultrafast-over-capacity", value), (b"x-ultrafast-over-capacity", wrong)])
 
 
 def test_flex_over_capacity_is_refused_at_once_and_uncharged(server: TieredServer) -> None:

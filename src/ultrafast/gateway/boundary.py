@@ -13,12 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ultrafast.errors import EngineError, NotFoundError, UltrafastError
-from ultrafast.gateway.failures import HttpError
+from ultrafast.gateway.failures import HttpError, code_of, status_of
 from ultrafast.gateway.http import send_error
 
 logger = logging.getLogger("ultrafast.gateway")
 
 REQUEST_ID = "ultrafast.request_id"  # where a scope holds it
+ACCOUNTED = "ultrafast.accounted"  # set in a scope whose request has a line of its own in the log
 
 
 async def answer(
@@ -46,6 +47,8 @@ async def answer(
         failure = EngineError("the server met an unexpected error")
     else:
         return
+    if ACCOUNTED not in scope:
+        logger.info("%s %s status=%d", request_id, code_of(failure), status_of(failure))
     if not started:
         await send_error(send, failure, [(b"x-request-id", request_id.encode())])
 

@@ -13,11 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from ultrafast.backends import placement
 from ultrafast.backends.base import Call, ChatRequest
-from ultrafast.errors import UltrafastError
 from ultrafast.gateway.admission import Grant, Wish
 from ultrafast.gateway.answers import Prepare, stream_answer, whole_answer
 from ultrafast.gateway.auth import IDENTITY
-from ultrafast.gateway.boundary import REQUEST_ID
+from ultrafast.gateway.boundary import ACCOUNTED, REQUEST_ID
 from ultrafast.gateway.exchange import Exchange
 from ultrafast.gateway.http import DirectWrite, direct_write, while_connected
 from ultrafast.gateway.json_input import parse_object, read_body
@@ -50,12 +49,14 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; errors before the response began are raised."""
         exchange = Exchange(scope[REQUEST_ID], scope[IDENTITY], time.perf_counter())
-        over_capacity = over_capacity_of(scope["headers"])
-        body = await read_body(scope, receive)
-        self._service.check_open()
-        with self._service.in_flight(exchange):
-            client = _Client(send, direct_write(scope))
-            await while_connected(receive, self._answer(exchange, body, over_capacity, client))
+        scope[ACCOUNTED] = True
+        with self._service.account(exchange):
+            over_capacity = over_capacity_of(scope["headers"])
+            body = await read_body(scope, receive)
+            self._service.check_open()
+            with self._service.in_flight(exchange):
+                client = _Client(send, direct_write(scope))
+                await while_connected(receive, self._answer(exchange, body, over_capacity, client))
 
     async def _answer(
         self, exchange: Exchange, body: bytes, over_capacity: OverCapacity | None, client: _Client
@@ -72,11 +73,7 @@ class ChatCompletions:
             error = exchange.take_abort()
             if error is None:
                 raise
-            exchange.fail(error)
             raise error from None
-        except UltrafastError as error:
-            exchange.fail(error)
-            raise
 
     async def _understand(self, exchange: Exchange, body: bytes) -> tuple[ChatRequest, list[int] | None]:
         """Validate, find the model, render, tokenise, check the context; long bodies leave the event loop."""

@@ -8,9 +8,9 @@ import uuid
 from dataclasses import dataclass, field
 
 from ultrafast.backends.base import ChatRequest, GenerationEvent, Summary
-from ultrafast.errors import RequestError, UltrafastError
+from ultrafast.errors import UltrafastError
 from ultrafast.gateway.admission import Grant
-from ultrafast.gateway.failures import Headers, status_of
+from ultrafast.gateway.failures import Headers, code_of, status_of
 from ultrafast.gateway.records.projects import Identity
 from ultrafast.gateway.responses import Heading
 from ultrafast.gateway.routes import Opened
@@ -107,5 +107,5 @@ class Exchange:
 
     def fail(self, error: UltrafastError) -> None:
         """The request ends with ``error``."""
-        self.outcome = error.code if isinstance(error, RequestError) else getattr(error, "code", "engine_error")
+        self.outcome = code_of(error)
         self.status = status_of(error)

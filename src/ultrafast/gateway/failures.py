@@ -58,6 +58,11 @@ def status_of(error: UltrafastError) -> int:
     return HTTPStatus.INTERNAL_SERVER_ERROR
 
 
+def code_of(error: UltrafastError) -> str:
+    """What happened in one word, for logs and the ledger."""
+    return error.code if isinstance(error, RequestError | EngineError) else EngineError.code
+
+
 def body_of(error: UltrafastError) -> bytes:
     """The JSON body of ``error``."""
     if isinstance(error, RequestError):

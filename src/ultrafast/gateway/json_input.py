@@ -59,7 +59,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise RequestError("the client left before its request was complete")
+                    raise RequestError("the client left before its request was complete", code="cancelled")
                 body += message.get("body", b"")
                 if len(body) > MAXIMUM_BODY_BYTES:
                     raise _too_large()

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from ultrafast.backends.engine_chat import EngineChat
-from ultrafast.errors import EngineUnavailableError, UltrafastError
+from ultrafast.errors import EngineError, EngineUnavailableError, UltrafastError
 from ultrafast.gateway.admin import TierUse
 from ultrafast.gateway.admission import Admission
 from ultrafast.gateway.configuration import Configuration, UpstreamSettings
@@ -119,19 +119,29 @@ class Service:
         return None if engine is None else "fp_" + engine.model.fingerprint
 
     @contextlib.contextmanager
-    def in_flight(self, exchange: Exchange) -> Iterator[None]:
-        """Keep account of a request from its admission to its end, and write its record then."""
-        self._exchanges.add(exchange)
-        self._idle.clear()
+    def account(self, exchange: Exchange) -> Iterator[None]:
+        """Write the request's record at its end, whatever that is."""
         if self.configuration.record_text:
             exchange.answer = []
+        try:
+            yield
+        except Exception as error:
+            exchange.fail(error if isinstance(error, UltrafastError) else EngineError("a bug"))
+            raise
+        finally:
+            self._settle(exchange)
+
+    @contextlib.contextmanager
+    def in_flight(self, exchange: Exchange) -> Iterator[None]:
+        """Let the server's end wait for this request's, and a revoked key end it."""
+        self._exchanges.add(exchange)
+        self._idle.clear()
         try:
             yield
         finally:
             self._exchanges.discard(exchange)
             if not self._exchanges:
                 self._idle.set()
-            self._settle(exchange)
 
     async def idle(self) -> None:
         """Return when no request is being answered."""

@@ -86,7 +86,7 @@ def tier_of(asked: str | None, project: Entitled) -> str:
 def over_capacity_of(headers: Headers) -> OverCapacity | None:
     """What the client wants where its tier is full. Raises RequestError for another word."""
     name = OVER_CAPACITY_HEADER.encode()
-    values = {value for header, value in headers if header == name}
+    values = {value.strip().lower() for header, value in headers if header == name}
     for word in get_args(OverCapacity):
         if values == {word.encode()}:
             return word  # type: ignore[no-any-return]
