@@ -97,6 +97,9 @@ async def test_a_closed_tier_is_waited_for_by_those_only_who_ask_to(tier: str) -
     admission = Admission(dict.fromkeys(TIERS, settings))
     error = await asyncio.wait_for(refused(admission, wish(tier)), 0.5)
     assert error.code == "tier_at_capacity"
+    # Nothing passes by itself here: the operator must open it.
+    assert error.headers == [(b"x-should-retry", b"false")]
+    assert "closed" in error.message
     waiting = asyncio.create_task(admission.enter(wish(tier, over_capacity="queue")))
     await asyncio.sleep(0.01)
     assert admission.uses()[tier].waiting == 1
@@ -107,6 +110,22 @@ async def test_flex_is_refused_at_once_and_never_waits() -> None:
     admission = Admission(tiers(flex=TierSettings(slots=1, queue_milliseconds=0, over_capacity="refuse")))
     await admission.enter(wish("flex"))
     assert (await asyncio.wait_for(refused(admission, wish("flex")), 0.5)).code == "tier_at_capacity"
+
+
+@pytest.mark.parametrize("tier", ["default", "flex"])
+async def test_below_the_lowest_tiers_there_is_none_so_their_own_rule_holds(tier: str) -> None:
+    for rule in ("queue", "refuse"):
+        settings = TierSettings(slots=1, queue_milliseconds=5000, over_capacity=rule)
+        admission = Admission(tiers(**{tier: settings}))
+        held = await admission.enter(wish(tier))
+        asked = wish(tier, over_capacity="downgrade")
+        if rule == "refuse":
+            assert (await asyncio.wait_for(refused(admission, asked), 0.5)).code == "tier_at_capacity"
+        else:
+            waiting = asyncio.create_task(admission.enter(asked))
+            await asyncio.sleep(0.01)
+            held.release(1)
+            assert (await waiting).tier == tier
 
 
 async def test_a_client_that_would_rather_queue_outwaits_the_downgrade() -> None:

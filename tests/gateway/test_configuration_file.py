@@ -168,6 +168,22 @@ WRONG = [
     ('aliases = {chat = "chat"}\n' + SERVERS + ROUTE, 1, "aliases.chat is a model's own name"),
     ('aliases = {x = "chatt"}\n' + SERVERS + ROUTE, 1, 'aliases.x leads to "chatt", which is no model of [[routes]]'),
     ("[tiers.turbo]\nslots = 1", 1, "tiers.turbo is no tier (known: ultrafast, priority, default, flex)"),
+    (
+        '[tiers.flex]\nover_capacity = "downgrade"',
+        2,
+        'tiers.flex.over_capacity must be "queue" or "refuse": no tier is below flex',
+    ),
+    (
+        '[tiers.default]\nslots = 1\nover_capacity = "downgrade"',
+        3,
+        'tiers.default.over_capacity must be "queue" or "refuse": no tier is below default',
+    ),
+    (
+        SERVERS + ROUTE + 'tiers = ["ultrafast", "priority"]\n' + ROUTE + 'tiers = ["default", "flex"]\n'
+        'over_capacity = "downgrade"',
+        17,
+        'routes[1].over_capacity must be "queue" or "refuse": no tier is below default, flex',
+    ),
     ("[tiers.flex]\nslots = -1", 2, "tiers.flex.slots must be a whole number from 0"),
     ("[tiers.flex.limits]\nstreams = 1.5", 2, "tiers.flex.limits.streams must be a whole number"),
     ("[prices.multiples]\nfast = 2", 2, "prices.multiples.fast is no tier"),
@@ -286,7 +302,12 @@ AMOUNTS = st.floats(0, 1e9)
 LIMITS = st.builds(TierLimits, *[st.none() | COUNTS] * 3)
 MILLISECONDS = st.integers(0, 3_600_000)
 OVER = st.sampled_from(["queue", "downgrade", "refuse"])
+LOWEST_OVER = st.sampled_from(["queue", "refuse"])
 SECONDS = st.floats(0.001, 86_400)
+
+
+def over_of(tiers: tuple[str, ...]) -> st.SearchStrategy[str]:
+    return OVER if set(tiers) & {"ultrafast", "priority"} else LOWEST_OVER
 
 
 @st.composite
@@ -318,7 +339,7 @@ def configurations(draw: st.DrawFn) -> Configuration:
     for model in draw(st.lists(NAMES, unique=True, min_size=len(backends) > 1, max_size=2)):
         cut = draw(st.integers(1, len(TIERS)))
         routes += [
-            RouteSettings(model, draw(order), tiers, draw(st.none() | OVER), draw(st.none() | MILLISECONDS))
+            RouteSettings(model, draw(order), tiers, draw(st.none() | over_of(tiers)), draw(st.none() | MILLISECONDS))
             for tiers in (TIERS[:cut], TIERS[cut:])
             if tiers
         ]
@@ -335,7 +356,10 @@ def configurations(draw: st.DrawFn) -> Configuration:
         aliases=draw(st.dictionaries(WORDS.filter(lambda name: name not in models), st.just("*"), max_size=2)),
         backends=backends,
         routes=tuple(routes),
-        tiers={tier: TierSettings(draw(slots[tier]), draw(MILLISECONDS), draw(OVER), draw(LIMITS)) for tier in TIERS},
+        tiers={
+            tier: TierSettings(draw(slots[tier]), draw(MILLISECONDS), draw(over_of((tier,))), draw(LIMITS))
+            for tier in TIERS
+        },
         prices=PriceSettings(
             draw(WORDS), {**PriceSettings().models, **prices}, {tier: draw(AMOUNTS) for tier in TIERS}
         ),

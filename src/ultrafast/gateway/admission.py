@@ -17,9 +17,9 @@ from typing import Final
 
 from ultrafast.gateway.admin import TierUse
 from ultrafast.gateway.configuration import TierLimits, TierSettings
-from ultrafast.gateway.failures import HttpError, retry_headers
+from ultrafast.gateway.failures import SHOULD_NOT_RETRY, HttpError, retry_headers
 from ultrafast.gateway.limits import Bucket, LimitView
-from ultrafast.gateway.tiers import DEFAULT_TIER, OverCapacity, lane_of
+from ultrafast.gateway.tiers import DEFAULT_TIER, LOWEST_TIERS, OverCapacity, lane_of
 
 MAXIMUM_WAITING: Final = 1024  # requests in one tier's queue; beyond, refusing at once is kinder
 
@@ -131,13 +131,12 @@ class Admission:
             return await self._enter(wish, wish.tier, asked)
         except _FullError:
             name = lane_of(wish.tier)
-            rule = wish.over_capacity or self._tiers[name].settings.over_capacity
-            if rule != "downgrade" or name in (DEFAULT_TIER, "flex"):
-                raise _at_capacity(name) from None
+            if name in LOWEST_TIERS or self._rule(name, wish) != "downgrade":
+                raise self._at_capacity(name) from None
         try:
             return await self._enter(wish, DEFAULT_TIER, asked)
         except _FullError:
-            raise _at_capacity(DEFAULT_TIER) from None
+            raise self._at_capacity(DEFAULT_TIER) from None
 
     async def _enter(self, wish: Wish, tier_word: str, asked: float) -> Grant:
         name = lane_of(tier_word)
@@ -149,20 +148,27 @@ class Admission:
             error.headers += self._limits_view(account, tier.settings.limits).headers()
             raise
         try:
-            await self._slot(tier, wish, self._patience(tier, wish, downgraded=tier_word != wish.tier))
+            await self._slot(tier, wish, self._patience(name, wish, downgraded=tier_word != wish.tier))
         except BaseException:
             self._refund(account, wish)
             raise
         return Grant(tier_word, self._clock() - asked, self._limits_view(account, tier.settings.limits), self, wish)
 
-    def _patience(self, tier: _Tier, wish: Wish, *, downgraded: bool) -> float:
-        """Seconds that this request waits for a slot of ``tier``."""
+    def _rule(self, name: str, wish: Wish) -> OverCapacity:
+        """What happens where this tier is full; one below which there is none keeps its own rule."""
+        own = self._tiers[name].settings.over_capacity
+        wanted = own if wish.over_capacity == "downgrade" and name in LOWEST_TIERS else wish.over_capacity
+        return wanted or own
+
+    def _patience(self, name: str, wish: Wish, *, downgraded: bool) -> float:
+        """Seconds that this request waits for a slot of a tier."""
+        tier = self._tiers[name]
         own = tier.settings.queue_milliseconds / 1000
         if tier.slots == 0 and (downgraded or wish.over_capacity != "queue"):
             return 0.0  # a closed tier is waited for by those only who ask to
         if downgraded:
             return own
-        rule = wish.over_capacity or tier.settings.over_capacity
+        rule = self._rule(name, wish)
         if rule == "refuse":
             return 0.0
         if wish.queue_seconds is not None:
@@ -216,7 +222,7 @@ class Admission:
                     f"the request may take {wish.tokens} tokens, more than this project's limit of "
                     f"{limits.tokens_per_minute} tokens a minute at this tier: shorten it or lower max_tokens",
                     code="rate_limit_exceeded",
-                    headers=[(b"x-should-retry", b"false")],
+                    headers=[SHOULD_NOT_RETRY],
                     kind="rate_limit_error",
                 )
             raise _limited("tokens a minute", limits.tokens_per_minute, account.tokens.seconds_until(wish.tokens))
@@ -239,6 +245,16 @@ class Admission:
         account.streams -= 1
         account.tokens.give(max(0, wish.tokens - used_tokens))
 
+    def _at_capacity(self, name: str) -> HttpError:
+        closed = self._tiers[name].slots == 0
+        return HttpError(
+            HTTPStatus.TOO_MANY_REQUESTS,
+            f"the tier '{name}' is " + ("closed: ask for another" if closed else "at capacity: try again, or another"),
+            code="tier_at_capacity",
+            headers=[SHOULD_NOT_RETRY] if closed else retry_headers(),  # an operator opens it, not time
+            kind="rate_limit_error",
+        )
+
     @staticmethod
     def _limits_view(account: _Account, limits: TierLimits) -> LimitView:
         return LimitView(
@@ -248,16 +264,6 @@ class Admission:
 
 class _FullError(Exception):
     """No slot within the time allowed."""
-
-
-def _at_capacity(name: str) -> HttpError:
-    return HttpError(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        f"the tier '{name}' is at capacity: try again, or ask for another",
-        code="tier_at_capacity",
-        headers=retry_headers(),
-        kind="rate_limit_error",
-    )
 
 
 def _limited(what: str, limit: int | None, seconds: float) -> HttpError:

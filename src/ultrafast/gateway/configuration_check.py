@@ -11,7 +11,7 @@ from ultrafast.backends.upstream import read_key
 from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.catalogue import check_alias
 from ultrafast.gateway.configuration import ANY_MODEL, Configuration, EngineSettings, UpstreamSettings
-from ultrafast.gateway.tiers import TIERS
+from ultrafast.gateway.tiers import LOWEST_TIERS, TIERS
 
 # Raises ConfigurationError about the value at a path.
 Fail = Callable[[tuple[str | int, ...], str], NoReturn]
@@ -38,6 +38,9 @@ def check(
     _check_models(configuration, engine_models, fail)
     for tiers, node in ((configuration.tiers, ("tiers",)), (configuration.prices.multiples, ("prices", "multiples"))):
         _check_tiers(tiers, node, fail)
+    for tier in LOWEST_TIERS:
+        if tier in configuration.tiers:
+            _check_rule(configuration.tiers[tier].over_capacity, (tier,), ("tiers", tier), fail)
     if configuration.admin_key_variable is not None:
         _check_variable(configuration.admin_key_variable, ("admin_key_variable",), fail)
         if not environment.get(configuration.admin_key_variable):
@@ -86,6 +89,11 @@ def _check_tiers(names: Iterable[str], node: tuple[str | int, ...], fail: Fail) 
             fail((*node, name), f"is no tier (known: {', '.join(TIERS)})")
 
 
+def _check_rule(rule: str | None, tiers: Iterable[str], node: tuple[str | int, ...], fail: Fail) -> None:
+    if rule == "downgrade" and set(tiers) <= set(LOWEST_TIERS):
+        fail((*node, "over_capacity"), f'must be "queue" or "refuse": no tier is below {", ".join(tiers)}')
+
+
 def _check_engines(configuration: Configuration, fail: Fail) -> None:
     engines = {name: one for name, one in configuration.backends.items() if isinstance(one, EngineSettings)}
     if len(engines) > 1:
@@ -114,6 +122,7 @@ def _check_routes(configuration: Configuration, fail: Fail) -> None:
                     fail((*node, field), f'names "{value}", which is no {word} (known: {", ".join(known)})')
                 if value in values[:number]:
                     fail((*node, field), f'names "{value}" twice')
+        _check_rule(route.over_capacity, route.tiers, node, fail)
         for tier in route.tiers:
             earlier = routed.setdefault(route.model, {}).setdefault(tier, place)
             if earlier != place:

@@ -13,6 +13,7 @@ from ultrafast.errors import EngineError, EngineUnavailableError, RequestError, 
 RETRY_MILLISECONDS = (500, 1500)
 
 _SHOULD_RETRY = b"x-should-retry"
+SHOULD_NOT_RETRY = (_SHOULD_RETRY, b"false")
 
 Headers = list[tuple[bytes, bytes]]
 

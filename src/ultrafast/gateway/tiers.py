@@ -18,6 +18,7 @@ ULTRAFAST: Final = "ultrafast"
 
 # The tiers, most urgent first: separate slots, limits and prices. ``fast`` is another word for ``priority``.
 TIERS: Final = TIER_NAMES
+LOWEST_TIERS: Final = (DEFAULT_TIER, "flex")  # whose requests nothing takes over when they are full
 
 # What a request may say → how it is served and reported. ``auto`` and nothing are the same: the project's own tier.
 SERVICE_TIERS: Final = {
