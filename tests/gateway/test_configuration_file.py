@@ -31,13 +31,11 @@ from ultrafast.gateway.configuration import (
 from ultrafast.gateway.configuration_file import (
     configuration_path,
     load_configuration,
+    read_configuration,
     show,
 )
 from ultrafast.gateway.configuration_overrides import (
     Overrides,
-    changes_needing_restart,
-    environment_overrides,
-    merged,
     reloaded,
 )
 from ultrafast.gateway.tiers import TIERS
@@ -235,7 +233,7 @@ def test_without_routes_names_are_those_of_the_one_engines_model(file: Path) -> 
             load_configuration(file, {}, engine_models={"local": "smollm2-135m"})
         assert f":{place} no model that is served (known: smollm2-135m)" in str(caught.value)
         with pytest.raises(ConfigurationError, match="no model that is served"):
-            reloaded(Configuration(), found, {}, {"local": "smollm2-135m"})
+            reloaded(Configuration(), found, {}, {"local": "smollm2-135m"}, read_configuration(file)[1].fail)
     # A model that is called as the default alias is served all the same.
     load_configuration(None, {}, engine_models={"local": "gpt-5.6-sol"})
 
@@ -267,32 +265,6 @@ def test_which_file(file: Path) -> None:
     assert configuration_path(None, {CONFIGURATION_VARIABLE: ""}) is None
     assert configuration_path(None, {CONFIGURATION_VARIABLE: str(file)}) == file
     assert configuration_path(Path("other"), {CONFIGURATION_VARIABLE: str(file)}) == Path("other")
-
-
-def test_the_environment_and_flags_override_the_file(file: Path) -> None:
-    environment = {"ULTRAFAST_HOST": "::1", "ULTRAFAST_PORT": "81", "ULTRAFAST_DATA": "/d"}
-    flags = Overrides(port=82, alias=("a", "b"), threads=3, allowed_host=("h",))
-    found = load(file, 'host = "0.0.0.0"\nport = 80\n', merged(environment_overrides(environment), flags))
-    assert (found.host, found.port, found.data_directory) == ("::1", 82, "/d")
-    assert (found.aliases, found.allowed_hosts) == ({"a": "*", "b": "*"}, ("h",))
-    assert found.backends == {"local": EngineSettings(threads=3)}
-    assert environment_overrides({"ULTRAFAST_PORT": ""}) == Overrides()
-    for port in ("x", "-1", "65536", "1.5", "٣", "9" * 5000):
-        with pytest.raises(ConfigurationError, match="ULTRAFAST_PORT must be a whole number from 0 to 65,535"):
-            environment_overrides({"ULTRAFAST_PORT": port})
-
-
-def test_a_flag_of_the_engine_needs_one_engine(file: Path) -> None:
-    assert load(file, SERVERS + ROUTE, Overrides(context=99)).backends["local"] == EngineSettings(threads=1, context=99)
-    two = "".join(f"[backends.{name}]\nkind = 'engine'\nthreads = 1\n" for name in "ab")
-    with pytest.raises(
-        ConfigurationError, match=r"--threads, --chat-template: the configuration has 2 engines, not one"
-    ):
-        load(file, two, Overrides(threads=1, chat_template="x"))
-    with pytest.raises(ConfigurationError, match="--model: the configuration has no engines"):
-        load(file, SERVERS.replace('[backends.local]\nkind = "engine"\nthreads = 1\n', ""), Overrides(model="x"))
-    with pytest.raises(ConfigurationError, match=r'toml: aliases\."a b" is no name'):
-        load(file, "", Overrides(alias=("a b",)))
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9._-]{0,6}", fullmatch=True)
@@ -412,69 +384,6 @@ def test_what_is_shown_is_readable_and_holds_no_secret(file: Path, tmp_path: Pat
     assert SECRET not in shown
     assert str(key) in shown
     assert tomllib.loads(shown)["tiers"]["ultrafast"]["slots"] == 2
-
-
-def test_what_needs_a_restart(file: Path) -> None:
-    old = load(file, SERVERS + ROUTE)
-    live = msgspec.structs.replace(
-        old,
-        aliases={},
-        record_text=True,
-        tiers={},
-        routes=(),
-        prices=PriceSettings(currency="EUR"),
-        backends={"local": old.backends["local"], "new": UpstreamSettings(url="http://x/v1", model="m")},
-    )
-    assert changes_needing_restart(old, live) == []
-    fixed = msgspec.structs.replace(
-        old,
-        host="::1",
-        port=1,
-        data_directory="/d",
-        allowed_hosts=("h",),
-        admin_key_variable="A",
-        backends={"local": EngineSettings(threads=2), "more": EngineSettings()},
-    )
-    assert changes_needing_restart(old, fixed) == [
-        "host",
-        "port",
-        "data_directory",
-        "allowed_hosts",
-        "admin_key_variable",
-        "backends.local",
-        "backends.more",
-    ]
-
-
-def test_a_reload_takes_what_it_can(file: Path) -> None:
-    old = load(file, SERVERS + ROUTE)
-    text = "port = 9\n" + SERVERS.replace("threads = 1", "threads = 2") + ROUTE
-    new = load(file, text.replace("far", "near"))
-    found = reloaded(old, new, ENVIRONMENT, {})
-    assert (found.port, found.routes) == (old.port, new.routes)
-    assert found.backends == {"near": new.backends["near"], "local": old.backends["local"]}
-    assert changes_needing_restart(old, new) == ["port", "backends.local"]
-    assert changes_needing_restart(old, found) == []
-    # A file without servers and routes leaves the engine that runs.
-    assert reloaded(old, load(file, ""), ENVIRONMENT, {}).backends == {"local": old.backends["local"]}
-
-
-def test_a_reload_that_needs_another_engine(file: Path) -> None:
-    old = load(file, SERVERS + ROUTE)
-    another = load(file, (SERVERS + ROUTE).replace("local", "more"))
-    with pytest.raises(ConfigurationError) as caught:
-        reloaded(old, another, ENVIRONMENT, {})
-    assert 'without a restart, routes[0].backends names "more", which is no backend' in str(caught.value)
-    swapped = load(
-        file,
-        (SERVERS + ROUTE)
-        .replace("local", "x")
-        .replace("far", "local")
-        .replace("[backends.x]", "[backends.far]")
-        .replace('"x"', '"far"'),
-    )
-    with pytest.raises(ConfigurationError, match=r"without a restart, backends\.local cannot become another server"):
-        reloaded(old, swapped, ENVIRONMENT, {})
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,9 @@ def test_a_reload_changes_what_may_change_and_drops_no_stream(server: TieredServ
         server.process.send_signal(signal.SIGHUP)
         line = server.wait_for("The configuration was reloaded", 10, after=before)
         assert line is not None
-        assert line.endswith("takes effect at the next start: the places that local keeps free for ultrafast")
+        assert line.endswith(
+            "; changed: tiers.ultrafast; takes effect at the next start: the places that local keeps free for ultrafast"
+        )
         assert post(server, service_tier="ultrafast").json()["service_tier"] == "default"
         before = len(server.lines)
         server.file.write_text("[tiers.ultrafast]\nslots = -1\n", encoding="utf-8")
@@ -303,9 +305,14 @@ def test_a_reload_changes_what_may_change_and_drops_no_stream(server: TieredServ
         assert line is not None
         assert "ultrafast.toml:2" in line
         before = len(server.lines)
+        other = '[backends.local]\nkind = "engine"\n[[routes]]\nmodel = "other"\nbackends = ["local"]\n'
+        server.file.write_text(other, encoding="utf-8")
+        server.process.send_signal(signal.SIGHUP)
+        assert server.wait_for(f"was not reloaded: .*none of the models that are served .{MODEL}", 10, after=before)
+        before = len(server.lines)
         server.file.write_text(CONFIGURATION, encoding="utf-8")
         server.process.send_signal(signal.SIGHUP)
-        assert server.wait_for("The configuration was reloaded$", 10, after=before)
+        assert server.wait_for("The configuration was reloaded; changed: tiers.ultrafast$", 10, after=before)
         assert post(server, service_tier="ultrafast").json()["service_tier"] == "ultrafast"
         count = len(running.lines)
         time.sleep(0.5)

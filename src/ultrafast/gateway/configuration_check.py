@@ -133,7 +133,7 @@ def _check_routes(configuration: Configuration, fail: Fail) -> None:
             fail(("routes", min(tiers.values())), f'leaves {", ".join(missing)} of "{model}" without a route: add one')
 
 
-def _models(configuration: Configuration, engine_models: Mapping[str, str]) -> set[str]:
+def models_of(configuration: Configuration, engine_models: Mapping[str, str]) -> set[str]:
     """The models that are served: those of the routes, else the one backend's, as far as it is known."""
     if configuration.routes:
         return {route.model for route in configuration.routes}
@@ -144,7 +144,7 @@ def _models(configuration: Configuration, engine_models: Mapping[str, str]) -> s
 
 def _check_models(configuration: Configuration, engine_models: Mapping[str, str], fail: Fail) -> None:
     """Names of models: aliases and prices lead to those that are served."""
-    models = _models(configuration, engine_models)
+    models = models_of(configuration, engine_models)
     known = f"{'of [[routes]]' if configuration.routes else 'that is served'} (known: {', '.join(sorted(models))})"
     for place, route in enumerate(configuration.routes):
         _check_name(route.model, ("routes", place, "model"), fail)

@@ -47,14 +47,21 @@ def load_configuration(
 
     Raises ConfigurationError in one line, with the file's line where it is at fault.
     """
-    configuration, source = (Configuration(), _Source(None, "")) if path is None else _read(path)
-    if overrides is not None:
-        configuration = override(configuration, overrides)
+    configuration, source = read_configuration(path, overrides)
     check(configuration, environment, source.fail, engine_models)
     return configuration
 
 
-def _read(path: Path) -> tuple[Configuration, _Source]:
+def read_configuration(path: Path | None, overrides: Overrides | None = None) -> tuple[Configuration, Source]:
+    """The file's settings (none: the defaults) under ``overrides``, not yet checked as a whole, and where they stand.
+
+    Raises ConfigurationError in one line, with the file's line.
+    """
+    configuration, source = (Configuration(), Source(None, "")) if path is None else _read(path)
+    return configuration if overrides is None else override(configuration, overrides), source
+
+
+def _read(path: Path) -> tuple[Configuration, Source]:
     if path.exists() and not path.is_dir() and not path.is_file():
         raise ConfigurationError(f"the configuration {path} is not a file")  # opening a pipe would wait for its writer
     try:
@@ -71,7 +78,7 @@ def _read(path: Path) -> tuple[Configuration, _Source]:
             most = toml_lines.MAXIMUM_KEY_PARTS
             raise ConfigurationError(f"{path}:{deep}: a key has more than {most} parts; no setting has so many")
         values = tomllib.loads(text)
-        source = _Source(path, text)
+        source = Source(path, text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigurationError(f"{path}:{line}: is not UTF-8 text") from None
@@ -95,7 +102,7 @@ def _syntax_error(path: Path, text: str, message: str) -> str:
     return f"{path}:{line}: is no valid TOML: {words[:200]}"
 
 
-class _Source:
+class Source:
     """A file's values on their way into structs, and where they stand."""
 
     def __init__(self, path: Path | None, text: str) -> None:
@@ -107,7 +114,8 @@ class _Source:
         above = (node[:length] for length in range(len(node), 0, -1))
         line = next((self._lines[found] for found in above if found in self._lines), None)
         place = "the configuration" if self._path is None else str(self._path)
-        raise ConfigurationError(f"{place}{'' if line is None else f':{line}'}: {dotted(node)} {message}")
+        words = f"{dotted(node)} {message}" if node else message
+        raise ConfigurationError(f"{place}{'' if line is None else f':{line}'}: {words}")
 
     def read(self, value: object, kind: inspect.Type, node: Node, base: object = msgspec.NODEFAULT) -> object:
         """``value`` as ``kind``; what it leaves out is as in ``base``."""

@@ -9,8 +9,7 @@ import msgspec
 
 from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.configuration import ANY_MODEL, Configuration, EngineSettings, UpstreamSettings
-from ultrafast.gateway.configuration_check import check
-from ultrafast.gateway.configuration_values import dotted
+from ultrafast.gateway.configuration_check import Fail, check, models_of
 from ultrafast.gateway.records.directory import DATA_VARIABLE
 
 HOST_VARIABLE: Final = "ULTRAFAST_HOST"
@@ -86,24 +85,51 @@ def changes_needing_restart(old: Configuration, new: Configuration) -> list[str]
     return changed + [f"backends.{name}" for name in names if before.get(name) != after.get(name)]
 
 
+def changes_while_serving(old: Configuration, new: Configuration, engine_models: Mapping[str, str]) -> list[str]:
+    """What ``new`` brings for the next request, by name: what is gone, new and changed. Aliases are told elsewhere."""
+    before, after = models_of(old, engine_models), models_of(new, engine_models)
+    servers = [{name: one for name, one in each.backends.items() if name not in _engines(each)} for each in (old, new)]
+    gone = [f"model {name}" for name in sorted(before - after - new.aliases.keys())]
+    gone += [f"backend {name}" for name in sorted(servers[0].keys() - servers[1].keys())]
+    come = [f"model {name}" for name in sorted(after - before)]
+    come += [f"backend {name}" for name in sorted(servers[1].keys() - servers[0].keys())]
+    routes = [{name: [route for route in each.routes if route.model == name] for name in before} for each in (old, new)]
+    changed = [f"routes of {name}" for name in sorted(before & after) if routes[0][name] != routes[1][name]]
+    both = sorted(servers[0].keys() & servers[1].keys())
+    changed += [f"backends.{name}" for name in both if servers[0][name] != servers[1][name]]
+    changed += [f"tiers.{name}" for name, tier in new.tiers.items() if old.tiers.get(name) != tier]
+    changed += [name for name in ("prices", "record_text") if getattr(old, name) != getattr(new, name)]
+    words = {"gone": gone, "new": come, "changed": changed}
+    return [f"{word}: {', '.join(names)}" for word, names in words.items() if names]
+
+
 def reloaded(
-    old: Configuration, new: Configuration, environment: Mapping[str, str], engine_models: Mapping[str, str]
+    old: Configuration,
+    new: Configuration,
+    environment: Mapping[str, str],
+    engine_models: Mapping[str, str],
+    fail: Fail,
 ) -> Configuration:
     """``new`` as far as it can hold while serving: what needs a restart stays as in ``old``.
 
-    Raises ConfigurationError where that makes no whole, as with a route to an engine that does not run.
+    Raises ConfigurationError through ``fail`` where that makes no whole, as with a route to an engine that does not
+    run, or leaves no model under its name: a file that was emptied, or is half written, must not stop the service.
     """
     engines = _engines(old)
     servers = {name: settings for name, settings in new.backends.items() if isinstance(settings, UpstreamSettings)}
     kept = {name: getattr(old, name) for name in _FIXED}
     mixed = msgspec.structs.replace(new, **kept, backends={**servers, **engines})
 
-    def fail(node: tuple[str | int, ...], message: str) -> NoReturn:
-        raise ConfigurationError(f"without a restart, {dotted(node)} {message}")
+    def fail_running(node: tuple[str | int, ...], message: str) -> NoReturn:
+        fail(node, f"{message}; engines change at a restart only")
 
     if both := sorted(servers.keys() & engines.keys()):
-        fail(("backends", both[0]), "cannot become another server: it is a running engine")
-    check(mixed, environment, fail, engine_models)
+        fail_running(("backends", both[0]), "cannot become another server: it is a running engine")
+    check(mixed, environment, fail_running, engine_models)
+    served = models_of(old, engine_models)
+    if served and not served & (models_of(mixed, engine_models) | mixed.aliases.keys()):
+        names = ", ".join(sorted(served))
+        fail((), f"leaves none of the models that are served ({names}): keep one, be it as an alias, or restart")
     return mixed
 
 

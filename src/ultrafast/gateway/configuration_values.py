@@ -73,7 +73,7 @@ def dotted(node: tuple[str | int, ...]) -> str:
             text += f"[{part}]"
         else:
             text += ("." if text else "") + key_text(part)
-    return text or "it"
+    return text
 
 
 def key_text(name: str) -> str:

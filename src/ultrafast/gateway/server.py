@@ -27,10 +27,12 @@ from ultrafast.gateway.assembly import build_engines, build_routes, build_upstre
 from ultrafast.gateway.auth import KEY_VARIABLE, ApiKey, obtain_key
 from ultrafast.gateway.catalogue import check_alias
 from ultrafast.gateway.configuration import Configuration
-from ultrafast.gateway.configuration_file import configuration_path, load_configuration
+from ultrafast.gateway.configuration_check import check
+from ultrafast.gateway.configuration_file import Source, configuration_path, read_configuration
 from ultrafast.gateway.configuration_overrides import (
     Overrides,
     changes_needing_restart,
+    changes_while_serving,
     environment_overrides,
     merged,
     reloaded,
@@ -59,16 +61,21 @@ class ServeOptions:
     require_key: bool = True  # False only on a loopback address
     drain_seconds: float = DRAIN_SECONDS
 
-    def configuration(self, engine_models: Mapping[str, str] = MappingProxyType({})) -> Configuration:
-        """The file's settings, or the defaults, under those of the command line, checked as ``check`` does.
+    def read(self) -> tuple[Configuration, Source]:
+        """The file's settings, or the defaults, under those of the command line, and where they stand; unchecked.
 
         Raises ConfigurationError.
         """
         for alias in self.overrides.alias or ():
             check_alias(alias)
         overrides = merged(environment_overrides(os.environ), self.overrides)
-        path = configuration_path(self.configuration_file, os.environ)
-        return load_configuration(path, os.environ, overrides, engine_models=engine_models)
+        return read_configuration(configuration_path(self.configuration_file, os.environ), overrides)
+
+    def configuration(self, engine_models: Mapping[str, str] = MappingProxyType({})) -> Configuration:
+        """What ``read`` gives, checked as ``check`` does. Raises ConfigurationError."""
+        configuration, source = self.read()
+        check(configuration, os.environ, source.fail, engine_models)
+        return configuration
 
 
 def serve(options: ServeOptions, *, progress: Progress | None = None, output: TextIO | None = None) -> None:
@@ -223,11 +230,13 @@ class _Run:
         """SIGHUP: serve by the file as it is now; where it is wrong, go on as before and say why."""
         service = self._service
         try:
-            wanted = self._options.configuration()
+            wanted, source = self._options.read()
+            check(wanted, os.environ, source.fail, {})
             fixed = changes_needing_restart(service.configuration, wanted)
             fixed += changed_reservations(wanted, self._engines)
             names = {name: engine.model_name for name, engine in self._engines.items()}
-            configuration = reloaded(service.configuration, wanted, os.environ, names)
+            configuration = reloaded(service.configuration, wanted, os.environ, names, source.fail)
+            changes = changes_while_serving(service.configuration, configuration, names)
             upstreams = build_upstreams(configuration, os.environ, self._upstreams)
             routes = build_routes(configuration, self._engines, upstreams)
             service.records.configure(configuration.prices, record_text=configuration.record_text)
@@ -241,8 +250,8 @@ class _Run:
         known = self._aliases()
         service.reconfigure(configuration, routes)
         self._announce_aliases(known)
-        restart = f"; takes effect at the next start: {', '.join(fixed)}" if fixed else ""
-        self._print(f"The configuration was reloaded{restart}")
+        changes += [f"takes effect at the next start: {', '.join(fixed)}"] if fixed else []
+        self._print("; ".join(("The configuration was reloaded", *changes)))
 
     def _announce(self) -> None:
         for name, engine in self._engines.items():
