@@ -178,6 +178,7 @@ def test_json_of_every_verb(command: Command) -> None:
         (("capacity", "set", "flex", "-1"), 2, ""),
         (("capacity", "set", "flex", "many"), 2, "whole number"),
         (("usage", "--by", "weather"), 2, "'by' must be some of"),
+        (("usage", "--by", "project,project"), 2, "'by' names project twice"),
         (("usage", "--since", "yesterday"), 2, "must be a date"),
         (("usage", "--since", "99999-01-01"), 2, "must be a date"),
         (("usage", "--csv", "--json"), 2, "exclude each other"),
@@ -231,7 +232,7 @@ def test_usage(command: Command, directory: Path) -> None:
     assert [rows[1][f"asked_{tier}"] for tier in ASKED] == ["1", "1500", "0", "0", "0"]
     assert rows[0]["failed"] == "1"
     (day,) = json.loads(command("usage", "--by", "day", "--until", "2026-12-31", "--json").stdout)["data"]
-    assert (day["group"], day["requests"]) == ({"day": "2026-09-21"}, 1)
+    assert (day["group"], day["requests"], day["cost_millionths"]) == ({"day": "2026-09-21"}, 1, 104)
     for since in ("2026-09-21T14:13:20", "2026-09-21T15:13:20+01:00", "2026-09-21"):
         found = json.loads(command("usage", "--by", "day", "--since", since, "--until", "2026-09-22", "--json").stdout)
         assert len(found["data"]) == 1, since

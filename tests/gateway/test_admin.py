@@ -108,7 +108,7 @@ async def test_usage(client: httpx2.AsyncClient, records: Records) -> None:
     answer = (await client.get("/usage", params={"since": "1500"})).json()
     assert answer["by"] == ["project", "tier"]
     (row,) = answer["data"]
-    assert (row["group"]["project"], row["requests"], row["cost"]) == ("default", 1, 104)
+    assert (row["group"]["project"], row["requests"], row["cost_millionths"]) == ("default", 1, 104)
 
 
 @pytest.mark.parametrize(

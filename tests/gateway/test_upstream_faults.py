@@ -353,7 +353,7 @@ backends = ["rack"]
     with Records.open(Path(server.data_directory)) as records:
         (row,) = records.usage(["backend", "model", "tier"])
     assert row.group == {"backend": "rack", "model": "chat", "tier": ""}
-    assert (row.requests, row.failed, row.cost, row.served) == (2, 2, 0, {})
+    assert (row.requests, row.failed, row.cost_millionths, row.served) == (2, 2, 0, {})
 
 
 def test_what_a_silent_backend_took_is_told_as_waiting(server: RunningServer, tmp_path: Path) -> None:

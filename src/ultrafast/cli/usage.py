@@ -65,8 +65,8 @@ def usage(
 ) -> None:
     """Show requests, tokens, tiers asked for and served, and cost, by project and tier.
 
-    The sums are exact: costs are kept in millionths. Days and times are those of UTC. A tier that was not named counts
-    as auto.
+    The sums are exact. Costs are in units of the currency with six decimals; --json has them as whole numbers, named
+    cost_millionths. Days and times are those of UTC. A tier that was not named counts as auto.
     """
     if as_csv and as_json:
         raise typer.BadParameter("--csv and --json exclude each other")
@@ -93,7 +93,7 @@ def _csv(content: Any) -> str:
         asked = [row["asked"].get(tier, 0) for tier in _ASKED]
         served = [row["served"].get(tier, 0) for tier in TIERS]
         group = [row["group"][name] for name in content["by"]]
-        writer.writerow([*group, *counts, *asked, *served, money(row["cost"]), row["currency"]])
+        writer.writerow([*group, *counts, *asked, *served, money(row["cost_millionths"]), row["currency"]])
     return text.getvalue()
 
 
@@ -117,9 +117,9 @@ def _table(content: Any) -> None:
     if "tier" not in by:  # else it stands there already
         columns["served"] = [_tiers(row["served"], TIERS) for row in rows]
     if one_currency is None:
-        columns["cost"] = [f"{money(row['cost'])} {row['currency']}" for row in rows]
+        columns["cost"] = [f"{money(row['cost_millionths'])} {row['currency']}" for row in rows]
     else:
-        columns[one_currency] = [money(row["cost"]) for row in rows]
+        columns[one_currency] = [money(row["cost_millionths"]) for row in rows]
     table(list(columns), list(zip(*columns.values(), strict=True)))
 
 
@@ -128,7 +128,7 @@ def _tiers(counts: dict[str, int], order: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _total(data: list[dict[str, Any]]) -> dict[str, Any]:
-    total: dict[str, Any] = {name: sum(row[name] for row in data) for name in (*_COUNTS, "cost")}
+    total: dict[str, Any] = {name: sum(row[name] for row in data) for name in (*_COUNTS, "cost_millionths")}
     for name, tiers in (("asked", _ASKED), ("served", TIERS)):
         sums = {tier: sum(row[name].get(tier, 0) for row in data) for tier in tiers}
         total[name] = {tier: count for tier, count in sums.items() if count}

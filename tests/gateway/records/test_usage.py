@@ -51,14 +51,14 @@ def test_by_project(filled: Records) -> None:
         prompt_tokens=200,
         cached_tokens=80,
         completion_tokens=20,
-        cost=104 + 624,
+        cost_millionths=104 + 624,
         asked={"auto": 1, "ultrafast": 1},
         served={"default": 1, "ultrafast": 1},
     )
     assert (team.requests, team.succeeded, team.cancelled, team.failed) == (5, 3, 1, 1)
     assert team.asked == {"auto": 1, "priority": 2, "ultrafast": 2}  # fast is another word for priority
     assert team.served == {"default": 2, "priority": 2}
-    assert team.cost == 104 + 2 * 208 + 108
+    assert team.cost_millionths == 104 + 2 * 208 + 108
     assert team.rejected_prediction_tokens == 1
 
 
@@ -97,6 +97,11 @@ def test_a_request_that_was_not_understood_asked_for_no_tier(records: Records) -
     records.record(entry(tier_asked="", tier_served=None, backend=None, status=400, outcome="invalid_value"))
     (row,) = records.usage([])
     assert (row.requests, row.failed, row.asked, row.served) == (1, 1, {}, {})
+
+
+def test_a_dimension_that_is_named_twice(records: Records) -> None:
+    with pytest.raises(RequestError, match="'by' names project twice"):
+        records.usage(["project", "tier", "project"])
 
 
 @pytest.mark.parametrize("by", [["nothing"], [""], ["project", "'; DROP TABLE ledger"]])

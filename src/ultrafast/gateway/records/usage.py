@@ -46,7 +46,7 @@ class UsageRow(msgspec.Struct):
     completion_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
-    cost: int = 0  # millionths of the currency's unit
+    cost_millionths: int = 0  # of the currency's unit
     asked: dict[str, int] = {}
     served: dict[str, int] = {}
 
@@ -60,8 +60,9 @@ _SUMS: Final = (
     "completion_tokens",
     "accepted_prediction_tokens",
     "rejected_prediction_tokens",
-    "cost",
+    "cost_millionths",
 )
+_COLUMNS: Final = {"cost_millionths": ledger.c.cost}  # what is called otherwise there
 
 
 def read_usage(
@@ -69,11 +70,13 @@ def read_usage(
 ) -> list[UsageRow]:
     """Usage by the dimensions ``by``, in their order, of requests that began from ``since`` on and before ``until``.
 
-    Raises RequestError for an unknown dimension.
+    Raises RequestError for a dimension that is unknown or named twice.
     """
     if not set(by) <= set(DIMENSIONS):
         raise RequestError(f"'by' must be some of: {','.join(DIMENSIONS)}", param="by")
-    dimensions = [_DIMENSIONS[name].label(f"by_{name}") for name in dict.fromkeys(by)]
+    if twice := next((name for place, name in enumerate(by) if name in by[:place]), None):
+        raise RequestError(f"'by' names {twice} twice", param="by")
+    dimensions = [_DIMENSIONS[name].label(f"by_{name}") for name in by]
     keys = [*dimensions, ledger.c.currency, ledger.c.tier_asked, ledger.c.tier_served]
     query = select(*keys, *_sums()).select_from(ledger.outerjoin(projects, projects.c.id == ledger.c.project))
     if since is not None:
@@ -86,7 +89,7 @@ def read_usage(
             group = tuple(str(part[index]) for index in range(len(dimensions)))
             row = rows.get((*group, part.currency))
             if row is None:
-                named = dict(zip(dict.fromkeys(by), group, strict=True))
+                named = dict(zip(by, group, strict=True))
                 row = rows[(*group, part.currency)] = UsageRow(named, part.currency, asked={}, served={})
             _add(row, part)
     return list(rows.values())
@@ -101,7 +104,8 @@ def _sums() -> list[ColumnElement[Any]]:
         "succeeded": count(ledger.c.outcome == SUCCEEDED),
         "cancelled": count(ledger.c.outcome == CANCELLED),
     }
-    return [(counts[name] if name in counts else func.sum(ledger.c[name])).label(name) for name in _SUMS]
+    columns = {name: _COLUMNS.get(name, ledger.c.get(name)) for name in _SUMS}
+    return [(counts[name] if name in counts else func.sum(columns[name])).label(name) for name in _SUMS]
 
 
 def _add(row: UsageRow, part: Row[Any]) -> None:
