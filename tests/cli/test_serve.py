@@ -111,6 +111,33 @@ def test_a_taken_port_is_one_line(ultrafast: Ultrafast) -> None:
     )
 
 
+def test_the_configuration_is_shown_and_looked_into_without_its_secrets(ultrafast: Ultrafast, tmp_path: Path) -> None:
+    file = tmp_path / "ultrafast.toml"
+    server = 'kind = "upstream"\nurl = "http://x/v1"\nmodel = "m"\nkey_variable = "NOT_SET"\n'
+    file.write_text(f'data_directory = "data"\n[backends.far]\n{server}', encoding="utf-8")
+    shown = ultrafast("serve", "--config", str(file), "--show-config")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert 'key_variable = "NOT_SET"  # gives no key: the environment variable NOT_SET is not set\n' in shown.stdout
+    refused = ultrafast("serve", "--config", str(file))
+    assert (refused.returncode, refused.stderr.startswith(f"error: {file}:6: ")) == (2, True)
+    # Nor does a command that needs nothing of the file but the directory, which is beside it.
+    done = ultrafast("projects", "create", "team", ULTRAFAST_CONFIG=str(file), ULTRAFAST_DATA="")
+    assert done.returncode == 0
+    assert (tmp_path / "data" / "ultrafast.db").exists()
+
+
+def test_a_missing_model_is_named_with_its_line(ultrafast: Ultrafast, tmp_path: Path) -> None:
+    file = tmp_path / "ultrafast.toml"
+    file.write_text('[backends.local]\nkind = "engine"\nmodel = "absent.gguf"\n', encoding="utf-8")
+    done = ultrafast("serve", "--port", "0", "--no-auth", "--config", str(file))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        f"error: {file}:3: backends.local.model: {tmp_path}/absent.gguf: there is no such file"
+    )
+    done = ultrafast("serve", "--port", "0", "--no-auth", "--config", str(file), "--model", "other.gguf")
+    assert done.stderr.startswith("error: other.gguf: there is no such file")
+
+
 def test_a_price_of_a_model_that_is_not_served_is_one_line(ultrafast: Ultrafast, tmp_path: Path) -> None:
     file = tmp_path / "ultrafast.toml"
     file.write_text("[prices.models.smollm]\ninput = 1\ncached_input = 1\noutput = 1\n", encoding="utf-8")

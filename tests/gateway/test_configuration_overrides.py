@@ -8,7 +8,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from tests.gateway.test_configuration_file import ENVIRONMENT, ROUTE, SERVERS, load
+from tests.gateway.test_configuration_file import ROUTE, SERVERS, file_of, load
 from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.configuration import Configuration, EngineSettings, PriceSettings, UpstreamSettings
 from ultrafast.gateway.configuration_file import read_configuration
@@ -25,11 +25,6 @@ from ultrafast.gateway.configuration_overrides import (
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "ultrafast.toml"
-
-
-def file_of(file: Path, text: str) -> Path:
-    file.write_text(text, encoding="utf-8")
-    return file
 
 
 def refuse(node: tuple[str | int, ...], message: str) -> NoReturn:
@@ -98,14 +93,14 @@ def test_a_reload_takes_what_it_can(file: Path) -> None:
     old = load(file, SERVERS + ROUTE)
     text = "port = 9\n" + SERVERS.replace("threads = 1", "threads = 2") + ROUTE
     new = load(file, text.replace("far", "near"))
-    found = reloaded(old, new, ENVIRONMENT, {}, refuse)
+    found = reloaded(old, new, {}, refuse)
     assert (found.port, found.routes) == (old.port, new.routes)
     assert found.backends == {"near": new.backends["near"], "local": old.backends["local"]}
     assert changes_needing_restart(old, new) == ["port", "backends.local"]
     assert changes_needing_restart(old, found) == []
     # A file without servers leaves the engine that runs.
     bare = load(file, 'routes = [{model = "chat", backends = ["local"]}]')
-    assert reloaded(old, bare, ENVIRONMENT, {}, refuse).backends == {"local": old.backends["local"]}
+    assert reloaded(old, bare, {}, refuse).backends == {"local": old.backends["local"]}
 
 
 @pytest.mark.parametrize("text", ["", "# only words", SERVERS + ROUTE.replace("chat", "other")])
@@ -114,12 +109,12 @@ def test_a_reload_never_takes_every_model_away(file: Path, text: str) -> None:
     engines = {"local": "smollm2-135m"}
     new, source = read_configuration(file_of(file, text))
     with pytest.raises(ConfigurationError) as caught:
-        reloaded(old, new, ENVIRONMENT, engines, source.fail)
+        reloaded(old, new, engines, source.fail)
     assert str(caught.value).startswith(f"{file}: leaves none of the models that are served (chat, talk): keep one, ")
     # One of them, or its name as an alias, is enough.
     for kept in (ROUTE, ROUTE.replace("chat", "other") + '[aliases]\ntalk = "other"\n'):
         new, source = read_configuration(file_of(file, SERVERS + kept))
-        assert reloaded(old, new, ENVIRONMENT, engines, source.fail).routes == new.routes
+        assert reloaded(old, new, engines, source.fail).routes == new.routes
 
 
 def test_what_a_reload_changes_is_named(file: Path) -> None:
@@ -147,9 +142,9 @@ def test_a_reload_that_needs_another_engine(file: Path) -> None:
     old = load(file, SERVERS + ROUTE)
     another = load(file, (SERVERS + ROUTE).replace("local", "more"))
     with pytest.raises(ConfigurationError) as caught:
-        reloaded(old, another, ENVIRONMENT, {}, read_configuration(file)[1].fail)
+        reloaded(old, another, {}, read_configuration(file)[1].fail)
     assert str(caught.value) == (
-        f'{file}:11: routes[0].backends names "more", which is no backend (known: far, local); '
+        f'{file}:11: routes[0].backends[0] names "more", which is no backend (known: far, local); '
         "engines change at a restart only"
     )
     swapped = load(
@@ -161,4 +156,4 @@ def test_a_reload_that_needs_another_engine(file: Path) -> None:
         .replace('"x"', '"far"'),
     )
     with pytest.raises(ConfigurationError, match=r":4: backends\.local cannot become another server"):
-        reloaded(old, swapped, ENVIRONMENT, {}, read_configuration(file)[1].fail)
+        reloaded(old, swapped, {}, read_configuration(file)[1].fail)

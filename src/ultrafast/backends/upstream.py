@@ -84,7 +84,7 @@ class UpstreamBackend:
         self.name = name
         self.settings = settings
         self.key = read_key(settings, environment)
-        self._url = settings.url.rstrip("/") + "/chat/completions"
+        self.url = settings.url.rstrip("/") + "/chat/completions"
         self._clock = clock
         self._draw = draw
         # By the word for the tier: a full tier there says nothing about the others.
@@ -185,7 +185,7 @@ class UpstreamBackend:
                 nonlocal fresh
                 fresh |= event == "connection.connect_tcp.started"
 
-            request = self._client.build_request("POST", self._url, content=content, extensions={"trace": note})
+            request = self._client.build_request("POST", self.url, content=content, extensions={"trace": note})
             try:
                 return await self._client.send(request, stream=True)
             except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError):

@@ -79,11 +79,11 @@ def _configured_directory() -> str | None:
 
     if not os.environ.get(CONFIGURATION_VARIABLE):
         return None  # what reads the file is slow to load
-    from ultrafast.gateway.configuration_file import configuration_path, load_configuration
+    from ultrafast.gateway.configuration_file import configuration_path, read_configuration
     from ultrafast.gateway.configuration_overrides import environment_overrides
 
     path = configuration_path(None, os.environ)
-    return load_configuration(path, os.environ, environment_overrides(os.environ)).data_directory
+    return read_configuration(path, environment_overrides(os.environ))[0].data_directory
 
 
 def _ask_server(request: httpx2.Request, socket: Path) -> httpx2.Response | None:

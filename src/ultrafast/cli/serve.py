@@ -87,7 +87,6 @@ def serve(
     """
     from ultrafast.cli.output import write
     from ultrafast.cli.progress import download_progress
-    from ultrafast.gateway.configuration_file import show
     from ultrafast.gateway.configuration_overrides import Overrides
     from ultrafast.gateway.server import ServeOptions
     from ultrafast.gateway.server import serve as serve_until_signalled
@@ -111,7 +110,7 @@ def serve(
         require_key=not no_auth,
     )
     if show_config:
-        write(show(chosen.configuration()))
+        write(chosen.shown())
         return
     with download_progress() as progress:
         serve_until_signalled(chosen, progress=progress)

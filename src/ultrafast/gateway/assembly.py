@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ultrafast.backends.base import ChatBackend, ModelDescription
 from ultrafast.backends.engine_chat import EngineChat
@@ -17,18 +19,23 @@ from ultrafast.weights.store import Progress, resolve_model
 
 
 def build_engines(
-    configuration: Configuration, *, instruction_set: str | None = None, progress: Progress | None = None
+    configuration: Configuration,
+    *,
+    instruction_set: str | None = None,
+    progress: Progress | None = None,
+    naming: Callable[[tuple[str, ...]], AbstractContextManager[None]] = lambda node: nullcontext(),
 ) -> dict[str, EngineChat]:
     """Our engines by name, not yet started; their models are fetched where they have to be.
 
-    Raises ModelError where a model cannot be had.
+    Raises ModelError where a model cannot be had, within ``naming`` the setting that names it.
     """
     engines = {}
     for name, settings in configuration.backends.items():
         if not isinstance(settings, EngineSettings):
             continue
         reserved = reserved_slots(configuration, name)
-        location = resolve_model(settings.model, progress=progress)
+        with naming(("backends", name, "model")):
+            location = resolve_model(settings.model, progress=progress)
         backend = LocalBackend(
             location,
             threads=settings.threads,
@@ -76,6 +83,15 @@ def build_upstreams(
             else:
                 found[name] = UpstreamBackend(name, settings, environment=environment)
     return found
+
+
+def doubtful_urls(upstreams: Mapping[str, UpstreamBackend]) -> list[str]:
+    """A warning for each server whose address has no path: nearly all take requests at ``/v1`` and below."""
+    return [
+        f"Warning: backends.{name}.url has no path, so requests go to {one.url}; most servers want /v1 at its end"
+        for name, one in upstreams.items()
+        if urlsplit(one.settings.url).path in ("", "/")
+    ]
 
 
 def build_routes(

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from ultrafast.backends.upstream import read_key
 from ultrafast.errors import ConfigurationError
-from ultrafast.gateway.catalogue import check_alias
+from ultrafast.gateway.catalogue import DEFAULT_ALIASES, check_alias
 from ultrafast.gateway.configuration import ANY_MODEL, Configuration, EngineSettings, UpstreamSettings
 from ultrafast.gateway.tiers import LOWEST_TIERS, TIERS
 
@@ -21,10 +21,8 @@ _BACKEND: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NEVER_OMITTED: Final = ("model", "messages", "stream", "max_tokens")
 
 
-def check(
-    configuration: Configuration, environment: Mapping[str, str], fail: Fail, engine_models: Mapping[str, str]
-) -> None:
-    """Check the whole; the first thing that is wrong is raised through ``fail``. Keys are read, too.
+def check(configuration: Configuration, fail: Fail, engine_models: Mapping[str, str]) -> None:
+    """Check the whole but for its secrets; the first thing that is wrong is raised through ``fail``.
 
     ``engine_models`` names the models of our engines by their backend, as far as they are known yet.
     """
@@ -32,7 +30,7 @@ def check(
         if not _BACKEND.fullmatch(name):
             fail(("backends", name), "is no name for a backend: 1 to 64 letters, digits, and . _ - after the first")
         if isinstance(settings, UpstreamSettings):
-            _check_upstream(name, settings, environment, fail)
+            _check_upstream(name, settings, fail)
     _check_engines(configuration, fail)
     _check_routes(configuration, fail)
     _check_models(configuration, engine_models, fail)
@@ -43,11 +41,39 @@ def check(
             _check_rule(configuration.tiers[tier].over_capacity, (tier,), ("tiers", tier), fail)
     if configuration.admin_key_variable is not None:
         _check_variable(configuration.admin_key_variable, ("admin_key_variable",), fail)
-        if not environment.get(configuration.admin_key_variable):
-            fail(("admin_key_variable",), f"names {configuration.admin_key_variable}, which is not set")
 
 
-def _check_upstream(name: str, settings: UpstreamSettings, environment: Mapping[str, str], fail: Fail) -> None:
+def check_secrets(configuration: Configuration, environment: Mapping[str, str], fail: Fail) -> None:
+    """Check that every secret that is named can be had, of a configuration that is sound otherwise."""
+    for node, (_, problem) in secrets_of(configuration, environment).items():
+        if problem is not None:
+            fail(node, problem)
+
+
+def secrets_of(
+    configuration: Configuration, environment: Mapping[str, str]
+) -> dict[tuple[str | int, ...], tuple[str, str | None]]:
+    """Where the secrets are named: how each is had, and what is wrong with that."""
+    found: dict[tuple[str | int, ...], tuple[str, str | None]] = {}
+    variable = configuration.admin_key_variable
+    if variable is not None:
+        found["admin_key_variable",] = (
+            "is set",
+            None if environment.get(variable) else f"names {variable}, which is not set",
+        )
+    for name, settings in configuration.backends.items():
+        if isinstance(settings, UpstreamSettings) and (settings.key_variable or settings.key_file):
+            field, words = ("key_file", "is read") if settings.key_variable is None else ("key_variable", "is set")
+            problem = None
+            try:
+                read_key(settings, environment)
+            except ConfigurationError as error:
+                problem = f"gives no key: {error}"
+            found["backends", name, field] = (words, problem)
+    return found
+
+
+def _check_upstream(name: str, settings: UpstreamSettings, fail: Fail) -> None:
     node = ("backends", name)
     _check_url(settings.url, (*node, "url"), fail)
     _check_tiers(settings.tiers, (*node, "tiers"), fail)
@@ -58,10 +84,6 @@ def _check_upstream(name: str, settings: UpstreamSettings, environment: Mapping[
         if settings.key_file is not None:
             fail((*node, "key_file"), "and key_variable are both given: keep one of them")
         _check_variable(settings.key_variable, (*node, "key_variable"), fail)
-    try:
-        read_key(settings, environment)
-    except ConfigurationError as error:
-        fail((*node, "key_file" if settings.key_variable is None else "key_variable"), f"gives no key: {error}")
 
 
 def _check_url(url: str, node: tuple[str | int, ...], fail: Fail) -> None:
@@ -119,14 +141,14 @@ def _check_routes(configuration: Configuration, fail: Fail) -> None:
                 fail((*node, field), f"must name one {word} at least")
             for number, value in enumerate(values):
                 if value not in known:
-                    fail((*node, field), f'names "{value}", which is no {word} (known: {", ".join(known)})')
+                    fail((*node, field, number), f'names "{value}", which is no {word} (known: {", ".join(known)})')
                 if value in values[:number]:
-                    fail((*node, field), f'names "{value}" twice')
+                    fail((*node, field, number), f'names "{value}" twice')
         _check_rule(route.over_capacity, route.tiers, node, fail)
-        for tier in route.tiers:
+        for number, tier in enumerate(route.tiers):
             earlier = routed.setdefault(route.model, {}).setdefault(tier, place)
             if earlier != place:
-                fail((*node, "tiers"), f'has "{tier}", as routes[{earlier}] has for the same model: keep one')
+                fail((*node, "tiers", number), f'has "{tier}", as routes[{earlier}] has for the same model: keep one')
     for model, tiers in routed.items():
         missing = [tier for tier in TIERS if tier not in tiers]
         if missing:
@@ -152,7 +174,7 @@ def _check_models(configuration: Configuration, engine_models: Mapping[str, str]
     for name in aliases:
         node = ("aliases", name)
         _check_name(name, node, fail)
-        if configuration.routes and name in models:  # without routes it may be a default alias, and does no harm
+        if name in models and (name not in DEFAULT_ALIASES or aliases[name] != ANY_MODEL):  # the default does no harm
             fail(node, "is a model's own name")
         seen, target = {name}, aliases[name]
         while target in aliases:

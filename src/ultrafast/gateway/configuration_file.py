@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
@@ -13,10 +15,10 @@ import msgspec
 from msgspec import inspect
 
 from ultrafast.directories import CONFIGURATION_VARIABLE
-from ultrafast.errors import ConfigurationError
+from ultrafast.errors import ConfigurationError, UltrafastError
 from ultrafast.gateway import toml_lines
-from ultrafast.gateway.configuration import Configuration
-from ultrafast.gateway.configuration_check import check
+from ultrafast.gateway.configuration import Configuration, EngineSettings, UpstreamSettings
+from ultrafast.gateway.configuration_check import check, check_secrets, secrets_of
 from ultrafast.gateway.configuration_overrides import Overrides, override
 from ultrafast.gateway.configuration_values import choice_of, dotted, fits, key_text, value_text, words_of
 
@@ -43,12 +45,13 @@ def load_configuration(
     *,
     engine_models: Mapping[str, str] = MappingProxyType({}),
 ) -> Configuration:
-    """Read the file (none: the defaults), apply ``overrides``, and check the whole, as ``check`` does.
+    """Read the file (none: the defaults), apply ``overrides``, and check the whole, with its secrets.
 
     Raises ConfigurationError in one line, with the file's line where it is at fault.
     """
     configuration, source = read_configuration(path, overrides)
-    check(configuration, environment, source.fail, engine_models)
+    check(configuration, source.fail, engine_models)
+    check_secrets(configuration, environment, source.fail)
     return configuration
 
 
@@ -72,7 +75,7 @@ def _read(path: Path) -> tuple[Configuration, Source]:
     if len(data) > MAXIMUM_FILE_BYTES:
         raise ConfigurationError(f"the configuration {path} has more than {MAXIMUM_FILE_BYTES >> 10} KiB")
     try:
-        text = data.decode("utf-8").replace("\r\n", "\n")
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
         deep = toml_lines.line_of_deep_key(text)
         if deep is not None:
             most = toml_lines.MAXIMUM_KEY_PARTS
@@ -92,7 +95,32 @@ def _read(path: Path) -> tuple[Configuration, Source]:
         raise ConfigurationError(f"{path}: is nested too deeply") from None
     configuration = source.read(values, inspect.type_info(Configuration), (), Configuration())
     assert isinstance(configuration, Configuration)
-    return configuration, source
+    return _beside(path.absolute().parent, configuration), source
+
+
+def _beside(folder: Path, configuration: Configuration) -> Configuration:
+    """Relative paths go by the file's folder, from wherever the server or a command on it is started."""
+
+    def placed(text: str | None) -> str | None:
+        text = None if text is None else os.path.expanduser(text)  # noqa: PTH111 - raises nothing
+        return text if text is None or text.startswith(("/", "~")) else str(folder / text)
+
+    backends: dict[str, EngineSettings | UpstreamSettings] = {}
+    for name, one in configuration.backends.items():
+        if isinstance(one, UpstreamSettings):
+            backends[name] = msgspec.structs.replace(one, key_file=placed(one.key_file))
+        else:
+            model = placed(one.model) if _is_path(one.model, folder) else one.model
+            backends[name] = msgspec.structs.replace(one, model=model, chat_template=placed(one.chat_template))
+    directory = placed(configuration.data_directory)
+    return msgspec.structs.replace(configuration, data_directory=directory, backends=backends)
+
+
+def _is_path(model: str | None, folder: Path) -> bool:
+    """Whether a model is named by its path, rather than by a name of ours or the hub's."""
+    if model is None or model.startswith("hf:") or "://" in model:
+        return False
+    return "/" in model or model.endswith((".gguf", ".safetensors")) or (folder / model).exists()
 
 
 def _syntax_error(path: Path, text: str, message: str) -> str:
@@ -116,6 +144,16 @@ class Source:
         place = "the configuration" if self._path is None else str(self._path)
         words = f"{dotted(node)} {message}" if node else message
         raise ConfigurationError(f"{place}{'' if line is None else f':{line}'}: {words}")
+
+    @contextlib.contextmanager
+    def naming(self, node: Node) -> Iterator[None]:
+        """Let errors about what stands at ``node`` begin with the line, where the file says it."""
+        try:
+            yield
+        except UltrafastError as error:
+            if node in self._lines:
+                error.args = (f"{self._path}:{self._lines[node]}: {dotted(node)}: {error}",)
+            raise
 
     def read(self, value: object, kind: inspect.Type, node: Node, base: object = msgspec.NODEFAULT) -> object:
         """``value`` as ``kind``; what it leaves out is as in ``base``."""
@@ -191,29 +229,37 @@ def _default(field: inspect.Field) -> object:
     return field.default
 
 
-def show(configuration: Configuration) -> str:
-    """The configuration as TOML, with every default; it holds no secret, only where each one is."""
+def show(configuration: Configuration, environment: Mapping[str, str]) -> str:
+    """The configuration as TOML, with every default; of secrets it has where each one is, and whether it is there."""
+    notes = {
+        node: f"  # {words if problem is None else problem}"
+        for node, (words, problem) in secrets_of(configuration, environment).items()
+    }
     lines: list[str] = []
-    _write(msgspec.to_builtins(configuration), (), lines)
+    _write(msgspec.to_builtins(configuration), (), lines, notes)
     return "\n".join(lines).strip() + "\n"
 
 
-def _write(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+def _write(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str], notes: Mapping[Node, str]) -> None:
     """Values first, then tables: TOML would count them to the table before."""
     tables = {name: value for name, value in table.items() if _is_table(value)}
     plain = {name: value for name, value in table.items() if name not in tables}
-    lines += [f"{key_text(name)} = {value_text(value)}" for name, value in plain.items() if value is not None]
+    lines += [
+        f"{key_text(name)} = {value_text(value)}{notes.get((*path, name), '')}"
+        for name, value in plain.items()
+        if value is not None
+    ]
     for name, value in tables.items():
         header = ".".join(map(key_text, (*path, name)))
         if isinstance(value, dict):
             # A table of tables needs no header, nor does one whose values are all absent; an empty one does.
             if not value or any(inner is not None and not _is_table(inner) for inner in value.values()):
                 lines += ["", f"[{header}]"]
-            _write(value, (*path, name), lines)
+            _write(value, (*path, name), lines, notes)
             continue
         for item in value:
             lines += ["", f"[[{header}]]"]
-            _write(item, (*path, name), lines)
+            _write(item, (*path, name), lines, notes)
 
 
 def _is_table(value: object) -> bool:

@@ -103,13 +103,7 @@ def changes_while_serving(old: Configuration, new: Configuration, engine_models:
     return [f"{word}: {', '.join(names)}" for word, names in words.items() if names]
 
 
-def reloaded(
-    old: Configuration,
-    new: Configuration,
-    environment: Mapping[str, str],
-    engine_models: Mapping[str, str],
-    fail: Fail,
-) -> Configuration:
+def reloaded(old: Configuration, new: Configuration, engine_models: Mapping[str, str], fail: Fail) -> Configuration:
     """``new`` as far as it can hold while serving: what needs a restart stays as in ``old``.
 
     Raises ConfigurationError through ``fail`` where that makes no whole, as with a route to an engine that does not
@@ -125,7 +119,7 @@ def reloaded(
 
     if both := sorted(servers.keys() & engines.keys()):
         fail_running(("backends", both[0]), "cannot become another server: it is a running engine")
-    check(mixed, environment, fail_running, engine_models)
+    check(mixed, fail_running, engine_models)
     served = models_of(old, engine_models)
     if served and not served & (models_of(mixed, engine_models) | mixed.aliases.keys()):
         names = ", ".join(sorted(served))

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TextIO
 
 from ultrafast import memory
@@ -23,12 +22,12 @@ from ultrafast.errors import ConfigurationError, UltrafastError
 from ultrafast.gateway.admin import AdminApplication
 from ultrafast.gateway.admin_socket import serving_admin
 from ultrafast.gateway.app import Gateway
-from ultrafast.gateway.assembly import build_engines, build_routes, build_upstreams, changed_reservations
+from ultrafast.gateway.assembly import build_engines, build_routes, build_upstreams, changed_reservations, doubtful_urls
 from ultrafast.gateway.auth import KEY_VARIABLE, ApiKey, obtain_key
 from ultrafast.gateway.catalogue import check_alias
 from ultrafast.gateway.configuration import Configuration
-from ultrafast.gateway.configuration_check import check
-from ultrafast.gateway.configuration_file import Source, configuration_path, read_configuration
+from ultrafast.gateway.configuration_check import check, check_secrets
+from ultrafast.gateway.configuration_file import Source, configuration_path, read_configuration, show
 from ultrafast.gateway.configuration_overrides import (
     Overrides,
     changes_needing_restart,
@@ -71,11 +70,14 @@ class ServeOptions:
         overrides = merged(environment_overrides(os.environ), self.overrides)
         return read_configuration(configuration_path(self.configuration_file, os.environ), overrides)
 
-    def configuration(self, engine_models: Mapping[str, str] = MappingProxyType({})) -> Configuration:
-        """What ``read`` gives, checked as ``check`` does. Raises ConfigurationError."""
+    def shown(self) -> str:
+        """The configuration that would be served by, for people, whether or not its secrets are there.
+
+        Raises ConfigurationError.
+        """
         configuration, source = self.read()
-        check(configuration, os.environ, source.fail, engine_models)
-        return configuration
+        check(configuration, source.fail, {})
+        return show(configuration, os.environ)
 
 
 def serve(options: ServeOptions, *, progress: Progress | None = None, output: TextIO | None = None) -> None:
@@ -85,7 +87,9 @@ def serve(options: ServeOptions, *, progress: Progress | None = None, output: Te
     begin.
     """
     output = output or sys.stderr
-    configuration = options.configuration()
+    configuration, source = options.read()
+    check(configuration, source.fail, {})
+    check_secrets(configuration, os.environ, source.fail)
     if not options.require_key and not is_loopback(configuration.host):
         raise ConfigurationError("serving without a key is possible on a loopback address only")
     directory = data_directory(configuration.data_directory)
@@ -97,8 +101,14 @@ def serve(options: ServeOptions, *, progress: Progress | None = None, output: Te
         key = obtain_key(directory, terminal=output.isatty()) if options.require_key else None
         if key is not None:
             records.adopt_key(key.value)
-        engines = build_engines(configuration, instruction_set=options.instruction_set, progress=progress)
-        options.configuration({name: engine.model_name for name, engine in engines.items()})  # once more, all named
+        engines = build_engines(
+            configuration,
+            instruction_set=options.instruction_set,
+            progress=progress,
+            naming=source.naming if options.overrides.model is None else lambda node: contextlib.nullcontext(),
+        )
+        names = {name: engine.model_name for name, engine in engines.items()}
+        check(configuration, source.fail, names)  # once more, all named
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             run = _Run(
                 options,
@@ -231,11 +241,12 @@ class _Run:
         service = self._service
         try:
             wanted, source = self._options.read()
-            check(wanted, os.environ, source.fail, {})
+            check(wanted, source.fail, {})
+            check_secrets(wanted, os.environ, source.fail)
             fixed = changes_needing_restart(service.configuration, wanted)
             fixed += changed_reservations(wanted, self._engines)
             names = {name: engine.model_name for name, engine in self._engines.items()}
-            configuration = reloaded(service.configuration, wanted, os.environ, names, source.fail)
+            configuration = reloaded(service.configuration, wanted, names, source.fail)
             changes = changes_while_serving(service.configuration, configuration, names)
             upstreams = build_upstreams(configuration, os.environ, self._upstreams)
             routes = build_routes(configuration, self._engines, upstreams)
@@ -246,6 +257,10 @@ class _Run:
         for name, upstream in self._upstreams.items():
             if upstreams.get(name) is not upstream:
                 self._retire(upstream)
+        for line in doubtful_urls(
+            {name: one for name, one in upstreams.items() if self._upstreams.get(name) is not one}
+        ):
+            self._print(line)
         self._upstreams = upstreams
         known = self._aliases()
         service.reconfigure(configuration, routes)
@@ -269,6 +284,8 @@ class _Run:
                     "give one with --chat-template FILE"
                 )
         self._announce_aliases({})
+        for line in doubtful_urls(self._upstreams):
+            self._print(line)
         if self._key is None:
             self._print("No API key is asked for (loopback only)")
         elif self._key.path is not None:
