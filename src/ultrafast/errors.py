@@ -96,15 +96,17 @@ class EngineError(UltrafastError):
 class EngineUnavailableError(EngineError):
     """The engine is starting, restarting or draining; a retry is worth while.
 
-    ``retry_after_seconds`` is set where it is known when: another server said so.
+    ``retry_after_seconds`` is set where it is known when: another server said so. ``note`` is the reason in words for
+    the operator, where a client is told less.
     """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "server_is_overloaded"
 
-    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None, note: str | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.note = note
 
 
 class UpstreamError(EngineError):

@@ -371,6 +371,8 @@ async def test_a_full_tier_says_nothing_about_the_others(proxy: FaultProxy) -> N
     with pytest.raises(EngineUnavailableError) as caught:
         backend.answer(call_of(tier="flex"))
     assert caught.value.retry_after_seconds == 60
+    assert "60" not in str(caught.value)
+    assert caught.value.note == "left alone after a failure, for 60.0 s more"
     proxy.script = events(chunk("Hi", "stop"), "[DONE]")
     assert [event.text for event in await read(backend.answer(call_of(tier="default")))] == ["Hi", ""]
     assert backend.ready
@@ -382,8 +384,9 @@ async def test_so_many_at_once_and_no_more(proxy: FaultProxy) -> None:
     backend = backend_of(proxy, concurrent=2)
     streams = [backend.answer(call_of()) for _ in range(2)]
     assert not backend.ready
-    with pytest.raises(EngineUnavailableError):
+    with pytest.raises(EngineUnavailableError) as caught:
         backend.answer(call_of())
+    assert caught.value.note == "it answers 2 requests already"
     await streams[0].aclose()  # never read from
     await streams[0].aclose()
     assert backend.ready
@@ -392,6 +395,9 @@ async def test_so_many_at_once_and_no_more(proxy: FaultProxy) -> None:
     await asyncio.sleep(0)
     assert not backend.ready
     assert not retiring.done()
+    with pytest.raises(EngineUnavailableError) as caught:
+        backend.answer(call_of())
+    assert caught.value.note == "no longer in the configuration"
     await streams[1].aclose()
     await asyncio.wait_for(retiring, 1)
 

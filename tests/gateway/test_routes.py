@@ -122,17 +122,18 @@ async def test_the_first_event_is_neither_lost_nor_doubled() -> None:
     "error", [EngineError("x"), EngineUnavailableError("x"), UpstreamError("x"), NonFiniteError("x")]
 )
 async def test_the_next_backend_answers(error: EngineError) -> None:
-    first, second = ScriptedBackend("a", error), ScriptedBackend("b", refusal=EngineUnavailableError("full"))
+    refusal = EngineUnavailableError("for clients", note="backing off")
+    first, second = ScriptedBackend("a", error), ScriptedBackend("b", refusal=refusal)
     third, fourth = ScriptedBackend("c"), ScriptedBackend("d", *ANSWER)
     attempts: list[Attempt] = []
     opened = await routes_of(first, second, third, fourth).open(call_of(), attempts)
     assert [event async for event in opened] == ANSWER
     assert opened.backend == "d"
     assert opened.attempts is attempts
-    assert [(attempt.backend, attempt.reason) for attempt in attempts] == [
-        ("a", "x"),
-        ("b", "full"),
-        ("c", "the backend ended the answer before its first token"),
+    assert [(attempt.backend, attempt.reason, attempt.asked) for attempt in attempts] == [
+        ("a", "x", True),
+        ("b", "backing off", False),
+        ("c", "the backend ended the answer before its first token", True),
     ]
     assert [first.streams[0].closed, third.streams[0].closed] == [1, 1]
 

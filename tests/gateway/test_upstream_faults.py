@@ -345,6 +345,8 @@ backends = ["rack"]
     for status in (502, 503):  # the second one finds it backing off
         refusal = httpx.post(server.base_url + "/chat/completions", json=body, headers=headers, timeout=60)
         assert refusal.status_code == status
+    assert server.wait_for(r"req_\w+: backend rack: the server behind this model cannot be reached$", 5)
+    assert server.wait_for(r"req_\w+: backend rack was not asked: left alone after a failure, for \d\.\d s more$", 5)
     assert server.wait_for(r"req_\w+ upstream_error tier=default backend=rack model=chat project=default prompt=", 5)
     assert server.wait_for(r"req_\w+ server_is_overloaded tier=default backend=rack model=chat project=default ", 5)
     assert server.stop() == 0, server.output

@@ -41,6 +41,20 @@ class Health:
         """How long until the next request may begin, as far as is known."""
         return max(0.0, self._until - self._clock()) if self.failing else 0.0
 
+    @property
+    def words(self) -> str:
+        """How things stand, for a person."""
+        if not self.failing:
+            return "ok"
+        if self._probing:
+            return "tried again by one request, after a failure"
+        seconds = self.wait_seconds
+        return (
+            f"left alone after a failure, for {seconds:.1f} s more"
+            if seconds
+            else "to be tried again by the next request"
+        )
+
     def begin(self) -> int:
         """A request begins; the number goes into the calls below."""
         self._probing = self.failing

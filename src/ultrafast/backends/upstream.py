@@ -132,7 +132,7 @@ class UpstreamBackend:
         word = self.settings.tiers.get(call.tier)
         health = self._healths.setdefault(word, Health(self._clock, self._draw))
         if not self._has_room or not health.ready:
-            raise capacity_error(health.wait_seconds or None)
+            raise capacity_error(health.wait_seconds or None, note=self._closed_words(health))
         self._in_flight += 1
         self._idle.clear()
         return UpstreamStream(self, call, word, health)
@@ -175,6 +175,14 @@ class UpstreamBackend:
     @property
     def _has_room(self) -> bool:
         return not self._retired and self._in_flight < self.settings.concurrent
+
+    def _closed_words(self, health: Health) -> str:
+        """Why no call is taken now, for the operator."""
+        if self._retired:
+            return "no longer in the configuration"
+        if not self._has_room:
+            return f"it answers {self._in_flight} requests already"
+        return health.words
 
     async def _post(self, content: bytes) -> httpx2.Response:
         """One request. A kept connection may turn out closed from the other side: then again, on another."""
@@ -352,8 +360,10 @@ class UpstreamStream(EventStream):
                 return _failure("cannot be reached", f"no connection in {settings.connect_seconds:g} s")
             case httpx2.ConnectError():
                 return _failure("cannot be reached", "no connection")
+            case httpx2.ProtocolError():
+                return _failure("broke off its answer", "it sent no valid HTTP, or closed the connection too early")
             case _:
-                return _failure("broke off its answer", f"the connection failed ({type(error).__name__})")
+                return _failure("broke off its answer", "the connection was lost")
 
     def _judge_good(self) -> None:
         if not self._judged:

@@ -55,10 +55,12 @@ def refusal_of(status: int, headers: Mapping[str, str], body: bytes, *, secret: 
     return Refusal(UpstreamError("the server behind this model failed"), note, retry_after_seconds=retry_after)
 
 
-def capacity_error(retry_after_seconds: float | None = None) -> EngineUnavailableError:
+def capacity_error(retry_after_seconds: float | None = None, *, note: str | None = None) -> EngineUnavailableError:
     """The other server is full, or was so a moment ago."""
     return EngineUnavailableError(
-        "the server behind this model is at capacity or not available", retry_after_seconds=retry_after_seconds
+        "the server behind this model is at capacity or not available",
+        retry_after_seconds=retry_after_seconds,
+        note=note,
     )
 
 

@@ -34,7 +34,8 @@ def show_(directory: DataDirectory = None, as_json: options.Json = False) -> Non
     table(("tier", "slots", "used", "waiting"), rows)
 
 
-@app.command("set", short_help="Set a tier's slots.")
+# So that a negative number reaches the argument, which says what it must be.
+@app.command("set", short_help="Set a tier's slots.", context_settings={"ignore_unknown_options": True})
 def set_(
     tier: Tier,
     slots: Annotated[

@@ -211,9 +211,9 @@ class Admission:
     @staticmethod
     def _reserve(account: _Account, limits: TierLimits, wish: Wish) -> None:
         if limits.streams is not None and account.streams + 1 > limits.streams:
-            raise _limited("requests at once", limits.streams, 1.0)
+            raise _limited("request", "at once", limits.streams, 1.0)
         if not account.requests.take(1):
-            raise _limited("requests a minute", limits.requests_per_minute, account.requests.seconds_until(1))
+            raise _limited("request", "a minute", limits.requests_per_minute, account.requests.seconds_until(1))
         if not account.tokens.take(wish.tokens):
             account.requests.give(1)
             if wish.tokens > (limits.tokens_per_minute or 0):
@@ -225,7 +225,7 @@ class Admission:
                     headers=[SHOULD_NOT_RETRY],
                     kind="rate_limit_error",
                 )
-            raise _limited("tokens a minute", limits.tokens_per_minute, account.tokens.seconds_until(wish.tokens))
+            raise _limited("token", "a minute", limits.tokens_per_minute, account.tokens.seconds_until(wish.tokens))
         account.streams += 1
 
     @staticmethod
@@ -266,10 +266,10 @@ class _FullError(Exception):
     """No slot within the time allowed."""
 
 
-def _limited(what: str, limit: int | None, seconds: float) -> HttpError:
+def _limited(noun: str, span: str, limit: int | None, seconds: float) -> HttpError:
     return HttpError(
         HTTPStatus.TOO_MANY_REQUESTS,
-        f"the limit of this project at this tier, {limit} {what}, is reached",
+        f"the limit of this project at this tier, {limit} {noun}{'' if limit == 1 else 's'} {span}, is reached",
         code="rate_limit_exceeded",
         headers=retry_headers(seconds),
         kind="rate_limit_error",

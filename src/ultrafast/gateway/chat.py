@@ -151,7 +151,8 @@ class ChatCompletions:
         finally:
             for attempt in attempts:
                 exchange.backend = exchange.backend or attempt.backend
-                logger.warning("%s: backend %s: %s", exchange.request_id, attempt.backend, attempt.reason)
+                was = "" if attempt.asked else " was not asked"
+                logger.warning("%s: backend %s%s: %s", exchange.request_id, attempt.backend, was, attempt.reason)
         exchange.begun = True
         return opened
 

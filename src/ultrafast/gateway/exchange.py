@@ -31,7 +31,7 @@ class Exchange:
     model: str = ""
     tier_asked: str | None = ""  # None: nothing was said; empty: the request was not understood so far
     tier_served: str = ""
-    backend: str = ""  # the last one that worked on it or, where none did, the first that was asked
+    backend: str = ""  # the last one that worked on it or, where none did, the first of the route
     begun: bool = False  # the backend has given its first event
     prompt_tokens: int = 0
     queue_seconds: float = 0.0

@@ -27,10 +27,11 @@ from ultrafast.gateway.tiers import DEFAULT_TIER, TIERS, lane_of
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A backend that was tried before another one answered, or in vain."""
+    """A backend that did not answer: it failed or, where it was not ``asked``, took no request at that moment."""
 
     backend: str
-    reason: str  # one line, for the ledger and the operator
+    reason: str  # one line, for the operator
+    asked: bool = True
 
 
 class Opened:
@@ -176,7 +177,13 @@ class Routes:
         for name in self.route(call.model, call.tier).backends:
             try:
                 stream = self._backends[name].answer(inner)
-                submitted(name)
+            except EngineError as error:
+                failures.append(error)
+                note = error.note if isinstance(error, EngineUnavailableError) else None
+                attempts.append(Attempt(name, note or str(error), asked=False))
+                continue
+            submitted(name)
+            try:
                 first = await _first_event(stream)
             except EngineError as error:
                 failures.append(error)

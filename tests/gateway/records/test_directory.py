@@ -120,6 +120,7 @@ def test_a_directory_that_cannot_be_written_to() -> None:
         with pytest.raises(ConfigurationError) as caught:
             Records.open(folder)
         assert str(caught.value).startswith(f"{folder} cannot be used: Permission denied; ")
+        assert "--data-directory" in str(caught.value)
         with pytest.raises(ConfigurationError, match="Permission denied"):
             Records.open(folder / "below")
         folder.chmod(0o700)

@@ -15,7 +15,7 @@ DATA_VARIABLE: Final = "ULTRAFAST_DATA"
 DATABASE_FILE: Final = "ultrafast.db"
 SOCKET_FILE: Final = "admin.sock"
 _LOCK_FILE: Final = "ultrafast.lock"
-_ELSEWHERE: Final = f"choose another with {DATA_VARIABLE} or data_directory"
+_ELSEWHERE: Final = f"choose another with --data-directory, {DATA_VARIABLE} or data_directory in the configuration"
 
 
 class DirectoryInUseError(ConfigurationError):
@@ -43,10 +43,7 @@ def is_used(directory: Path) -> bool:
 
 def unusable(path: Path, reason: str) -> ConfigurationError:
     """The error for a file of the data directory, or the directory itself, that cannot be used."""
-    return ConfigurationError(
-        f"{path} cannot be used: {reason}; mend it, or choose another data directory "
-        f"with {DATA_VARIABLE} or data_directory"
-    )
+    return ConfigurationError(f"{path} cannot be used: {reason}; mend the data directory, or {_ELSEWHERE}")
 
 
 class DirectoryLock:
