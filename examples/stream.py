@@ -21,16 +21,20 @@ def main() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    seconds = 0.0
+    seconds, seed = 0.0, None
     for chunk in stream:
-        # Not part of OpenAI's API, but the client keeps fields it does not know: the server's own times, in seconds.
-        seconds = (chunk.model_extra or {}).get("time_info", {}).get("completion_time", seconds)
+        # Not part of OpenAI's API, but the client keeps fields it does not know: the server's own times, in seconds,
+        # and the seed that it drew, by which the same question has the same answer again.
+        more = chunk.model_extra or {}
+        seconds = more.get("time_info", {}).get("completion_time", seconds)
+        seed = more.get("seed", seed)
         if chunk.choices:
             print(chunk.choices[0].delta.content or "", end="", flush=True)
         elif chunk.usage is not None:
             tokens = chunk.usage.completion_tokens
             speed = f", {(tokens - 1) / seconds:.1f} tokens/s" if seconds else ""
-            print(f"\n\n[{chunk.model}: {tokens} tokens{speed}, by the server's own record]")
+            drawn = "" if seed is None else f", seed {seed}"
+            print(f"\n\n[{chunk.model}: {tokens} tokens{drawn}{speed}, by the server's own record]")
 
 
 if __name__ == "__main__":

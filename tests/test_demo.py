@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -61,6 +62,8 @@ def test_it_streams_an_answer_runs_the_samples_and_stops_its_server(project: Pat
     assert "line 6" not in shown
     assert "x\n   ... 1 more line, 4,520 characters, not shown\n" in shown
     assert "tokens/s, by the server's own record]" in shown
+    assert '"Explain in three sentences why the sky is blue."' in shown
+    assert re.search(r"tokens, seed -?\d+, \d+\.\d tokens/s, by the", shown)
     assert "conversation.py, unmodified" in shown
     assert shown.count("server: tier default: prompt=") == 1 + 3
     assert [command for command in ("chat", "doctor", "serve") if f".venv/bin/ultrafast {command}" not in shown] == []
