@@ -214,9 +214,13 @@ async def test_a_killed_engine_ends_its_streams_and_is_replaced(backend: LocalBa
         with pytest.raises(EngineUnavailableError):
             await stream
     assert not backend.ready
+    assert (backend.state.state, backend.state.running) == ("restarting", 0)
     with pytest.raises(EngineUnavailableError):
         backend.generate(request("meanwhile"))
     await _until_ready(backend)
+    assert backend.state.state == "ok"
+    assert backend.state.last_error is not None
+    assert backend.state.last_error.reason == "the engine stopped: signal SIGKILL"
     assert backend.process_id != process_id
     assert tokens_of(await collect(backend, request("after", tokens=10))) == expected
 
@@ -253,6 +257,7 @@ async def test_row_22_a_frozen_engine_is_unready_within_five_seconds(backend: Lo
     while backend.ready:  # noqa: ASYNC110 - a property, there is nothing to await
         await asyncio.sleep(0.01)
     elapsed = time.monotonic() - started
+    assert backend.state.state == "not answering"
     os.kill(process_id, signal.SIGCONT)
     assert 3.9 < elapsed < 4.8
     await _until_ready(backend)

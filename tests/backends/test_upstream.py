@@ -376,6 +376,11 @@ async def test_a_full_tier_says_nothing_about_the_others(proxy: FaultProxy) -> N
     proxy.script = events(chunk("Hi", "stop"), "[DONE]")
     assert [event.text for event in await read(backend.answer(call_of(tier="default")))] == ["Hi", ""]
     assert backend.ready
+    state = backend.state
+    assert (state.state, state.tiers, state.running) == ("backing off", ("flex",), 0)
+    assert state.retry_seconds == pytest.approx(60, abs=1)
+    assert state.last_error is not None
+    assert state.last_error.reason == "status 498: at capacity"
     await backend.retire()
 
 
@@ -384,6 +389,7 @@ async def test_so_many_at_once_and_no_more(proxy: FaultProxy) -> None:
     backend = backend_of(proxy, concurrent=2)
     streams = [backend.answer(call_of()) for _ in range(2)]
     assert not backend.ready
+    assert (backend.state.state, backend.state.running) == ("full", 2)
     with pytest.raises(EngineUnavailableError) as caught:
         backend.answer(call_of())
     assert caught.value.note == "it answers 2 requests already"

@@ -21,9 +21,11 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.records.entries import entry
+from tests.gateway.test_admin import Server
+from ultrafast.backends.base import BackendState, LastError
 from ultrafast.cli import administration
 from ultrafast.cli.application import execute
-from ultrafast.gateway.admin import AdminApplication, TierUse
+from ultrafast.gateway.admin import AdminApplication, BackendView, TierUse
 from ultrafast.gateway.admin_socket import serving_admin
 from ultrafast.gateway.records.store import Records
 from ultrafast.gateway.records.usage import ASKED, DIMENSIONS
@@ -59,7 +61,7 @@ def command(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 @contextmanager
-def serving(directory: Path) -> Iterator[Records]:
+def serving(directory: Path, backends: tuple[BackendView, ...] = ()) -> Iterator[Records]:
     """A server's records and socket, in a thread of this process."""
     view = {"ultrafast": TierUse(2, 1, 0), "priority": TierUse(None, 0, 0)}
     started, ended = threading.Event(), asyncio.Event()
@@ -68,7 +70,8 @@ def serving(directory: Path) -> Iterator[Records]:
     with Records.open(directory) as records:
 
         async def serve() -> None:
-            async with serving_admin(AdminApplication(records, lambda: view, key=None), directory / "admin.sock"):
+            application = AdminApplication(records, Server(view, backends), key=None)
+            async with serving_admin(application, directory / "admin.sock"):
                 started.set()
                 await ended.wait()
 
@@ -194,7 +197,9 @@ def test_mistakes_are_one_line(
     assert text in command(*arguments, code=code).stderr
 
 
-@pytest.mark.parametrize("arguments", ["projects list", "keys list", "preview list", "capacity show", "usage --json"])
+@pytest.mark.parametrize(
+    "arguments", ["projects list", "keys list", "preview list", "capacity show", "usage --json", "backends"]
+)
 def test_who_only_looks_makes_no_database(command: Command, directory: Path, arguments: str) -> None:
     for made in (False, True):
         if made:
@@ -296,6 +301,26 @@ def test_beside_a_server_everything_acts_on_it_at_once(command: Command, directo
         command("keys", "revoke", identity.key_id)
         assert records.identify(secret.encode()) is None
         assert revoked == [identity.key_id]
+
+
+def test_backends(command: Command, directory: Path) -> None:
+    assert "there is no database" in command("backends", code=1).stderr
+    error = LastError("status 500", 1_790_000_000)
+    views = (
+        BackendView("local", "engine", ["a"], BackendState("ok", 1_500)),
+        BackendView("rack", "upstream", ["a", "b"], BackendState("backing off", 0, error, ("flex",), 12.4)),
+        BackendView("far", "upstream", ["b"], BackendState("failed", 2, error)),
+    )
+    with serving(directory, views):
+        assert lines(command("backends"))[1:] == [
+            ["local", "engine", "a", "ok", "1,500"],
+            ["rack", "upstream", "a, b", "backing off at flex, 12 s more", "0", "status 500 (2026-09-21 14:13:20 UTC)"],
+            ["far", "upstream", "b", "failed", "2", "status 500 (2026-09-21 14:13:20 UTC)"],
+        ]
+        assert [row["state"] for row in json.loads(command("backends", "--json").stdout)["data"]] == [
+            *("ok", "backing off", "failed")
+        ]
+    assert "no server runs on this data directory" in command("backends", code=1).stderr
 
 
 def test_many_commands_while_requests_are_recorded(command: Command, directory: Path) -> None:

@@ -16,13 +16,27 @@ import uvloop
 from starlette.routing import Mount, Route, Router
 
 from tests.gateway.records.entries import entry
+from ultrafast.backends.base import BackendState, LastError
 from ultrafast.errors import ConfigurationError
-from ultrafast.gateway.admin import AdminApplication, TierUse
+from ultrafast.gateway.admin import AdminApplication, BackendView, TierUse
 from ultrafast.gateway.admin_socket import MAXIMUM_PATH_BYTES, serving_admin
 from ultrafast.gateway.records.store import Records
 
 KEY = "uf-admin-key-canary-77"
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+class Server:
+    """What a server would tell."""
+
+    def __init__(self, tiers: dict[str, TierUse], backends: tuple[BackendView, ...] = ()) -> None:
+        self.tiers, self.backends = tiers, backends
+
+    def tier_uses(self) -> dict[str, TierUse]:
+        return self.tiers
+
+    def backend_views(self) -> tuple[BackendView, ...]:
+        return self.backends
 
 
 @pytest.fixture
@@ -34,7 +48,7 @@ def records(tmp_path: Path) -> Iterator[Records]:
 @pytest.fixture
 async def client(records: Records) -> AsyncIterator[httpx2.AsyncClient]:
     view = {"ultrafast": TierUse(2, 1, 3), "default": TierUse(None, 0, 0)}
-    application = AdminApplication(records, lambda: view, key=None)
+    application = AdminApplication(records, Server(view), key=None)
     async with client_of(application) as opened:
         yield opened
 
@@ -98,6 +112,33 @@ async def test_capacity(client: httpx2.AsyncClient, records: Records) -> None:
     assert records.capacity() == {"ultrafast": 0}
     assert (await client.delete("/capacity/ultrafast")).json()["override"] is None
     assert records.capacity() == {}
+
+
+async def test_backends(records: Records) -> None:
+    error = LastError("no connection", 1_790_000_000.7)
+    views = (
+        BackendView("local", "engine", ["a", "b"], BackendState("ok", 3)),
+        BackendView("rack", "upstream", ["a"], BackendState("backing off", 0, error, ("flex",), 12.5)),
+    )
+    async with client_of(AdminApplication(records, Server({}, views), key=None)) as client:
+        local, rack = (await client.get("/backends")).json()["data"]
+    assert (local["name"], local["models"], local["state"], local["running"]) == ("local", ["a", "b"], "ok", 3)
+    assert (local["last_error"], local["last_error_at"], local["retry_seconds"]) == (None, None, None)
+    assert rack == {
+        "object": "backend",
+        "name": "rack",
+        "kind": "upstream",
+        "models": ["a"],
+        "state": "backing off",
+        "tiers": ["flex"],
+        "retry_seconds": 12.5,
+        "running": 0,
+        "last_error": "no connection",
+        "last_error_at": 1_790_000_000,
+    }
+    async with client_of(AdminApplication(records, None, key=None)) as client:
+        refusal = await client.get("/backends")
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (404, "not_found")
 
 
 async def test_usage(client: httpx2.AsyncClient, records: Records) -> None:
@@ -185,11 +226,12 @@ async def test_over_tcp_it_has_a_key_of_its_own(records: Records) -> None:
 
 
 async def test_a_bug_is_one_line_without_values(records: Records, caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> dict[str, TierUse]:
-        raise ValueError("canary")
+    class Broken(Server):
+        def tier_uses(self) -> dict[str, TierUse]:
+            raise ValueError("canary")
 
     caplog.set_level(logging.DEBUG)
-    async with client_of(AdminApplication(records, broken, key=None)) as client:
+    async with client_of(AdminApplication(records, Broken({}), key=None)) as client:
         answer = await client.get("/capacity")
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "the server met an unexpected error"
@@ -213,7 +255,7 @@ def test_every_route_is_documented(records: Records) -> None:
     routes = [route for route in AdminApplication(records, None, key=None)._router.routes if isinstance(route, Route)]
     served = {f"{method} {route.path}" for route in routes for method in (route.methods or ()) if method != "HEAD"}
     assert set(re.findall(r"^\| `((?:GET|POST|PUT|PATCH|DELETE) [^`?]+)[^`]*`", PAGE, re.MULTILINE)) == served
-    assert len(served) == 13
+    assert len(served) == 14
 
 
 def on_socket(path: Path) -> httpx2.AsyncClient:

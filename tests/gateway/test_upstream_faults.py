@@ -349,6 +349,11 @@ backends = ["rack"]
     assert server.wait_for(r"req_\w+: backend rack was not asked: left alone after a failure, for \d\.\d s more$", 5)
     assert server.wait_for(r"req_\w+ upstream_error tier=default backend=rack model=chat project=default prompt=", 5)
     assert server.wait_for(r"req_\w+ server_is_overloaded tier=default backend=rack model=chat project=default ", 5)
+    socket_file = Path(server.data_directory) / "admin.sock"
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket_file))) as client:
+        (row,) = client.get("http://ultrafast/backends").json()["data"]
+    assert (row["name"], row["models"], row["state"], row["tiers"]) == ("rack", ["chat"], "backing off", [])
+    assert (row["running"], row["last_error"]) == (0, "no connection")
     assert server.stop() == 0, server.output
     assert "8c1f" not in server.output
     assert KEY not in server.output

@@ -23,12 +23,14 @@ from ultrafast.models.sampling import SamplingParameters
 
 __all__ = [
     "Backend",
+    "BackendState",
     "Call",
     "ChatBackend",
     "ChatRequest",
     "GenerationEvent",
     "GenerationRequest",
     "GenerationStream",
+    "LastError",
     "ModelDescription",
     "RelayedStream",
     "SamplingParameters",
@@ -114,6 +116,23 @@ def as_relayed(stream: GenerationStream) -> RelayedStream | None:
     return cast("RelayedStream", stream) if hasattr(stream, "served_tier") else None
 
 
+class LastError(msgspec.Struct, frozen=True):
+    """What went wrong last, in words, and when, in Unix seconds."""
+
+    reason: str
+    at: float
+
+
+class BackendState(msgspec.Struct, frozen=True):
+    """How a backend is at this moment, for its operator."""
+
+    state: str  # one of those that `ultrafast backends` describes
+    running: int = 0  # requests
+    last_error: LastError | None = None
+    tiers: tuple[str, ...] = ()  # at which the state holds, where not at all of them
+    retry_seconds: float | None = None  # until a request may try it again
+
+
 class ChatBackend(Protocol):
     """Runs calls; what a route leads to."""
 
@@ -125,6 +144,11 @@ class ChatBackend(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a call submitted now would be tried."""
+        ...
+
+    @property
+    def state(self) -> BackendState:
+        """How it is, for its operator."""
         ...
 
     def answer(self, call: Call) -> GenerationStream:
@@ -143,6 +167,11 @@ class Backend(Protocol):
     @property
     def ready(self) -> bool:
         """Whether a request submitted now would run."""
+        ...
+
+    @property
+    def state(self) -> BackendState:
+        """How it is, for its operator."""
         ...
 
     @property

@@ -89,9 +89,9 @@ class EngineConnection(asyncio.Protocol):
         """The process id of the engine, once it was started."""
         return None if self._process is None else self._process.pid
 
-    def in_flight(self, tier: str) -> int:
-        """Requests of a tier that were submitted and have not ended."""
-        return sum(stream.tier == tier for stream in self._streams.values())
+    def in_flight(self, tier: str | None = None) -> int:
+        """Requests of a tier, or of all, that were submitted and have not ended."""
+        return sum(tier in (None, stream.tier) for stream in self._streams.values())
 
     async def launch(self, load: Load) -> ModelDescription:
         """Start the process and load the model.

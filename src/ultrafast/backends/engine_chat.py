@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ultrafast.backends.base import Backend, Call, ChatRequest, GenerationRequest, GenerationStream, ModelDescription
+from ultrafast.backends.base import (
+    Backend,
+    BackendState,
+    Call,
+    ChatRequest,
+    GenerationRequest,
+    GenerationStream,
+    ModelDescription,
+)
 from ultrafast.backends.prompt import ChatPrompt
 from ultrafast.errors import EngineUnavailableError
 from ultrafast.weights.store import ModelLocation
@@ -34,6 +42,11 @@ class EngineChat:
     def ready(self) -> bool:
         """Whether the engine is loaded and answers."""
         return self._prompt is not None and self._backend.ready
+
+    @property
+    def state(self) -> BackendState:
+        """How the engine is, for its operator."""
+        return BackendState("starting") if self._prompt is None else self._backend.state
 
     @property
     def model(self) -> ModelDescription:

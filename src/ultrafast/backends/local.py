@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 from ultrafast.backends import placement
+from ultrafast.backends.base import BackendState, LastError
 from ultrafast.backends.connection import EngineConnection, LocalStream
 from ultrafast.engine.messages import EngineStatus, GenerationRequest, Load, ModelDescription
 from ultrafast.errors import EngineUnavailableError, UltrafastError
@@ -60,11 +62,22 @@ class LocalBackend:
         self._core: list[int] = []
         self._serving = False
         self._silent_beats = 0
+        self._last_error: LastError | None = None
 
     @property
     def ready(self) -> bool:
         """Whether the engine is loaded and answers."""
         return self._serving and self._silent_beats < BEATS_UNTIL_UNREADY
+
+    @property
+    def state(self) -> BackendState:
+        """How the engine is, for its operator."""
+        if self._serving:
+            state = "ok" if self.ready else "not answering"
+        else:
+            state = "starting" if self._model is None else "restarting"
+        running = 0 if self._connection is None else self._connection.in_flight()
+        return BackendState(state, running, self._last_error)
 
     @property
     def model(self) -> ModelDescription:
@@ -144,7 +157,9 @@ class LocalBackend:
             assert self._connection is not None
             await self._watch(self._connection)
             self._serving = False
-            logger.error("engine stopped: %s; restarting", await self._connection.exit_reason())
+            reason = await self._connection.exit_reason()
+            self._last_error = LastError(f"the engine stopped: {reason}", time.time())
+            logger.error("engine stopped: %s; restarting", reason)
             await self._connection.kill()
             if loop.time() - started > STABLE_SECONDS:
                 back_off = 0.0
@@ -158,6 +173,7 @@ class LocalBackend:
             try:
                 await self._launch()
             except UltrafastError as error:
+                self._last_error = LastError(f"the engine cannot be restarted: {error}", time.time())
                 logger.error("engine restart failed: %s; next try in %.1f s", error, back_off)
             else:
                 logger.warning("engine restarted")

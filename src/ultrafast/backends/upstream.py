@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from ultrafast.backends.base import Call, GenerationEvent
+from ultrafast.backends.base import BackendState, Call, GenerationEvent, LastError
 from ultrafast.backends.event_stream import EventStream
 from ultrafast.backends.health import Health
 from ultrafast.backends.key_file import check_key, read_key_file
@@ -32,7 +32,8 @@ from ultrafast.backends.upstream_failures import (
     stream_refusal,
 )
 from ultrafast.backends.upstream_messages import ALTERNATIVES, read_chunk, request_body
-from ultrafast.errors import ConfigurationError, UpstreamError
+from ultrafast.engine.tiers import TIER_NAMES
+from ultrafast.errors import ConfigurationError, UltrafastError, UpstreamError
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class UpstreamBackend:
         self._idle = asyncio.Event()
         self._idle.set()
         self._retired = False
+        self._last_error: LastError | None = None
         headers = {"accept": "text/event-stream", "accept-encoding": "identity", "content-type": "application/json"}
         if self.key is not None:
             headers["authorization"] = f"Bearer {self.key}"
@@ -117,6 +119,25 @@ class UpstreamBackend:
         """Whether a call submitted now would be tried, at one tier at least."""
         healths = self._healths.values()
         return self._has_room and (not healths or any(health.ready for health in healths))
+
+    @property
+    def state(self) -> BackendState:
+        """How the server is, as far as requests have shown, for its operator."""
+        failing = {word: health for word, health in self._healths.items() if health.failing}
+        if not failing:
+            return BackendState("ok" if self._has_room else "full", self._in_flight, self._last_error)
+        tiers = tuple(tier for tier in TIER_NAMES if self.settings.tiers.get(tier) in failing)
+        return BackendState(
+            "backing off" if (wait := max(health.wait_seconds for health in failing.values())) else "failed",
+            self._in_flight,
+            self._last_error,
+            () if len(tiers) == len(TIER_NAMES) else tiers,
+            wait or None,
+        )
+
+    def note_failure(self, note: str) -> None:
+        """A call failed by the server's fault."""
+        self._last_error = LastError(note, time.time())
 
     @property
     def in_flight(self) -> int:
@@ -376,6 +397,7 @@ class UpstreamStream(EventStream):
         else:
             self._judged = True
             self._health.fail(self._round, refusal.retry_after_seconds)
+            self._backend.note_failure(refusal.note)
             logger.warning(
                 "backend %s: %s (request %s); it is tried again in %.1f s",
                 self._backend.name,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from ultrafast.errors import RequestError
+from ultrafast.backends.base import BackendState
+from ultrafast.errors import NotFoundError, RequestError
 from ultrafast.gateway.auth import KeyCheck
 from ultrafast.gateway.boundary import REQUEST_ID, answer, unknown_route
 from ultrafast.gateway.fields import Fields
@@ -35,18 +36,32 @@ class TierUse(msgspec.Struct, frozen=True):
     waiting: int
 
 
-CapacityView = Callable[[], Mapping[str, TierUse]]
+class BackendView(msgspec.Struct, frozen=True):
+    """A backend at this moment, and the models that it answers for."""
+
+    name: str
+    kind: str
+    models: list[str]
+    state: BackendState
+
+
+class ServerView(Protocol):
+    """What a running server tells of itself."""
+
+    def tier_uses(self) -> Mapping[str, TierUse]: ...
+
+    def backend_views(self) -> Iterable[BackendView]: ...
 
 
 class AdminApplication:
     """Answers who may reach it: the owner of the Unix socket it is served on or, over TCP, whoever has ``key``.
 
-    ``capacity_view`` tells how the tiers are used; without it no server runs, and only what was set is known.
+    Without ``server`` none runs, and only what was set is known.
     """
 
-    def __init__(self, records: Records, capacity_view: CapacityView | None, *, key: str | None) -> None:
+    def __init__(self, records: Records, server: ServerView | None, *, key: str | None) -> None:
         self._records = records
-        self._capacity_view = capacity_view
+        self._server = server
         self._keys = KeyCheck(key)
         self._router = Router(
             [
@@ -62,6 +77,7 @@ class AdminApplication:
                 Route("/capacity", self._capacity, methods=["GET"]),
                 Route("/capacity/{tier}", self._set_capacity, methods=["PUT"]),
                 Route("/capacity/{tier}", self._reset_capacity, methods=["DELETE"]),
+                Route("/backends", self._backends, methods=["GET"]),
                 Route("/usage", self._usage, methods=["GET"]),
             ],
             redirect_slashes=False,
@@ -150,6 +166,11 @@ class AdminApplication:
         await asyncio.to_thread(self._records.set_capacity, tier, slots)
         return _json(request, self._tier(tier))
 
+    async def _backends(self, request: Request) -> Response:
+        if self._server is None:
+            raise NotFoundError("no server runs on this data directory: backends are known only while one does")
+        return _list(request, map(_backend, self._server.backend_views()))
+
     async def _usage(self, request: Request) -> Response:
         fields = Fields(dict(request.query_params))
         by = (fields.string("by", _LONGEST_QUERY) or ",".join(DEFAULT_DIMENSIONS)).split(",")
@@ -163,7 +184,7 @@ class AdminApplication:
 
     def _tier(self, tier: str) -> dict[str, Any]:
         override = self._records.capacity().get(tier)
-        use = None if self._capacity_view is None else self._capacity_view().get(tier)
+        use = None if self._server is None else self._server.tier_uses().get(tier)
         return {
             "object": "tier",
             "tier": tier,
@@ -176,6 +197,23 @@ class AdminApplication:
 
 def _project(project: Project) -> dict[str, Any]:
     return {"object": "project", **asdict(project)}
+
+
+def _backend(view: BackendView) -> dict[str, Any]:
+    state = view.state
+    error = state.last_error
+    return {
+        "object": "backend",
+        "name": view.name,
+        "kind": view.kind,
+        "models": view.models,
+        "state": state.state,
+        "tiers": state.tiers,
+        "retry_seconds": state.retry_seconds,
+        "running": state.running,
+        "last_error": None if error is None else error.reason,
+        "last_error_at": None if error is None else int(error.at),
+    }
 
 
 async def _body(request: Request) -> Fields:

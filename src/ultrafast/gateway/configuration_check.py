@@ -155,13 +155,23 @@ def _check_routes(configuration: Configuration, fail: Fail) -> None:
             fail(("routes", min(tiers.values())), f'leaves {", ".join(missing)} of "{model}" without a route: add one')
 
 
+def models_of_backends(configuration: Configuration, engine_models: Mapping[str, str]) -> dict[str, list[str]]:
+    """The models that each backend answers for: by the routes, else, of the one backend, its own, where it is known."""
+    found: dict[str, list[str]] = {name: [] for name in configuration.backends}
+    for route in configuration.routes:
+        for name in route.backends:
+            if route.model not in found[name]:
+                found[name].append(route.model)
+    if not configuration.routes:
+        ((name, settings),) = configuration.backends.items()
+        model = settings.model if isinstance(settings, UpstreamSettings) else engine_models.get(name)
+        found[name] = [] if model is None else [model]
+    return found
+
+
 def models_of(configuration: Configuration, engine_models: Mapping[str, str]) -> set[str]:
-    """The models that are served: those of the routes, else the one backend's, as far as it is known."""
-    if configuration.routes:
-        return {route.model for route in configuration.routes}
-    ((name, settings),) = configuration.backends.items()
-    model = settings.model if isinstance(settings, UpstreamSettings) else engine_models.get(name)
-    return set() if model is None else {model}
+    """The models that are served, as far as they are known."""
+    return {model for models in models_of_backends(configuration, engine_models).values() for model in models}
 
 
 def _check_models(configuration: Configuration, engine_models: Mapping[str, str], fail: Fail) -> None:

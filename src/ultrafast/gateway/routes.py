@@ -11,6 +11,7 @@ from typing import Self
 import msgspec
 
 from ultrafast.backends.base import (
+    BackendState,
     Call,
     ChatBackend,
     GenerationEvent,
@@ -121,6 +122,10 @@ class Routes:
     def ready(self) -> bool:
         """Whether every model has a backend that a request now would be tried on."""
         return all(any(self._backends[name].ready for name in names) for names in self.models.values())
+
+    def states(self) -> dict[str, BackendState]:
+        """How every backend is."""
+        return {name: backend.state for name, backend in self._backends.items()}
 
     def backends_of_tier(self, tier: str) -> list[str]:
         """Every backend that requests at ``tier`` may go to, of any model."""

@@ -167,7 +167,7 @@ class _Run:
         if not key:
             raise ConfigurationError(f"admin_key_variable names {variable}, which is not set: it holds the admin key")
         check_key(key, variable)
-        return AdminApplication(self._service.records, self._service.tier_uses, key=key)
+        return AdminApplication(self._service.records, self._service, key=key)
 
     async def run(self) -> None:
         """Serve from now on (503 until the models are loaded) to the signal, then drain."""
@@ -179,7 +179,7 @@ class _Run:
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         signalled = asyncio.create_task(self._signalled.wait())
         opening = asyncio.create_task(self._open())
-        administration = AdminApplication(self._service.records, self._service.tier_uses, key=None)
+        administration = AdminApplication(self._service.records, self._service, key=None)
         try:
             async with serving_admin(administration, self._directory / SOCKET_FILE):
                 await self._serve_until_signalled(opening, signalled)

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from ultrafast.backends.engine_chat import EngineChat
 from ultrafast.errors import EngineError, EngineUnavailableError, UltrafastError
-from ultrafast.gateway.admin import TierUse
+from ultrafast.gateway.admin import BackendView, TierUse
 from ultrafast.gateway.admission import Admission
 from ultrafast.gateway.configuration import Configuration, UpstreamSettings
+from ultrafast.gateway.configuration_check import models_of_backends
 from ultrafast.gateway.exchange import Exchange
 from ultrafast.gateway.failures import HttpError
 from ultrafast.gateway.records.ledger import LedgerEntry
@@ -150,6 +151,17 @@ class Service:
     def tier_uses(self) -> dict[str, TierUse]:
         """Slots of every tier, for the operator."""
         return self.admission.uses()
+
+    def backend_views(self) -> list[BackendView]:
+        """Every backend with its models, for the operator."""
+        settings = self.configuration.backends
+        engine_models = {name: engine.model_name for name, engine in self.engines.items()}
+        models = models_of_backends(self.configuration, engine_models)
+        return [
+            BackendView(name, "engine" if name in self.engines else "upstream", models[name], state)
+            for name, state in self.routes.states().items()
+            if name in settings
+        ]
 
     def end_all(self) -> None:
         """The server stops: what is being answered ends with an error."""
