@@ -126,6 +126,23 @@ async def test_every_refusal_has_its_line_and_with_a_key_its_record(
     assert (row.requests, row.failed) == (with_record, with_record)
 
 
+async def test_a_client_that_leaves_before_its_request_is_complete_is_no_failure(
+    service: Service, http: httpx.AsyncClient, prompt: ChatPrompt, records: Records
+) -> None:
+    open_with(service, prompt)
+    _, writer = await asyncio.open_connection("127.0.0.1", http.base_url.port)
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\n"
+    writer.write((head + "content-type: application/json\r\ncontent-length: 99\r\n\r\n{").encode())
+    await writer.drain()
+    await asyncio.sleep(0.1)
+    writer.close()
+    for _ in range(100):
+        if rows := records.usage(["project"]):
+            break
+        await asyncio.sleep(0.02)
+    assert [(row.requests, row.cancelled, row.failed) for row in rows] == [(1, 1, 0)]
+
+
 async def test_a_bug_is_recorded_as_a_failure_and_costs_nothing(
     service: Service, http: httpx.AsyncClient, prompt: ChatPrompt, records: Records
 ) -> None:

@@ -15,7 +15,7 @@ def backends(*, directory: DataDirectory = None, as_json: options.Json = False) 
     """Show the running server's backends: models, state, requests that run, last error.
 
     The states are: ok; full; starting, restarting and not answering, of our engine; backing off, of another server that
-    failed and is left alone for so long; failed, where the next request tries it. Tiers stand there where it is not all.
+    failed and is left alone for so long; failed, where the next request tries it. A state may hold at some tiers only.
     """
     content = administer(directory, "GET", "/backends")
     if as_json:

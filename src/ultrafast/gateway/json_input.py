@@ -26,12 +26,16 @@ _CLOSES = (b"connection", b"close")
 _NOT_JSON = "the body is not valid JSON"
 
 
+class ClientLeftError(RequestError):
+    """The client left before its request was complete: nobody reads this, and it is no failure."""
+
+
 async def read_body(scope: Scope, receive: Receive) -> bytes:
     """The whole body.
 
     Raises HttpError: 415 where it is not declared as JSON or is encoded, 413 beyond MAXIMUM_BODY_BYTES (before it is
-    read, where its length is declared), 408 where it takes longer than BODY_SECONDS; RequestError where the client
-    left.
+    read, where its length is declared), 408 where it takes longer than BODY_SECONDS; ClientLeftError where the
+    client left.
     """
     headers = dict(scope["headers"])
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
@@ -59,7 +63,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise RequestError("the client left before its request was complete", code="cancelled")
+                    raise ClientLeftError("the client left before its request was complete")
                 body += message.get("body", b"")
                 if len(body) > MAXIMUM_BODY_BYTES:
                     raise _too_large()

@@ -19,6 +19,7 @@ from ultrafast.gateway.configuration import Configuration, UpstreamSettings
 from ultrafast.gateway.configuration_check import models_of_backends
 from ultrafast.gateway.exchange import Exchange
 from ultrafast.gateway.failures import HttpError
+from ultrafast.gateway.json_input import ClientLeftError
 from ultrafast.gateway.records.ledger import LedgerEntry
 from ultrafast.gateway.records.store import Records
 from ultrafast.gateway.routes import Routes
@@ -126,6 +127,8 @@ class Service:
             exchange.answer = []
         try:
             yield
+        except ClientLeftError:
+            raise  # it counts as cancelled
         except Exception as error:
             exchange.fail(error if isinstance(error, UltrafastError) else EngineError("a bug"))
             raise
