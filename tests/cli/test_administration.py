@@ -184,6 +184,7 @@ def test_json_of_every_verb(command: Command) -> None:
         (("capacity", "set", "flex", "many"), 2, "whole number"),
         (("usage", "--by", "weather"), 2, "'by' must be some of"),
         (("usage", "--by", "project,project"), 2, "'by' names project twice"),
+        (("usage", "prune"), 2, "--before"),
         (("usage", "--since", "yesterday"), 2, "must be a date"),
         (("usage", "--since", "99999-01-01"), 2, "must be a date"),
         (("usage", "--csv", "--json"), 2, "exclude each other"),
@@ -244,6 +245,23 @@ def test_usage(command: Command, directory: Path) -> None:
         found = json.loads(command("usage", "--by", "day", "--since", since, "--until", "2026-09-22", "--json").stdout)
         assert len(found["data"]) == 1, since
     assert command("usage", "--since", "2026-09-21T14:13:21", "--until", "2026-09-22").stderr == "nothing was used\n"
+
+
+def test_pruning_asks_first(command: Command, directory: Path) -> None:
+    with Records.open(directory) as records:
+        project = records.projects()[0].id
+        for started in (1_790_000_000.0, 1_795_000_000.0, 1_799_000_000.0):
+            records.record(entry(project=project, started=started))
+    asked = command("usage", "prune", "--before", "2026-11-30", code=2)
+    assert "2 requests before 2026-11-30 00:00:00 UTC would be deleted from the ledger; --yes does" in asked.stderr
+    with Terminal("usage", "prune", "--before", "2026-09-22", "--data-directory", str(directory)) as terminal:
+        terminal.wait_for("Delete 1 request before 2026-09-22 00:00:00 UTC from the ledger?")
+        terminal.press(b"n\n")
+        assert terminal.exit_code() == 130
+    assert command("usage", "prune", "--before", "2026-09-22", "--yes").stdout == "deleted 1 request\n"
+    done = command("usage", "prune", "--before", "2026-11-30", "--yes", "--json")
+    assert json.loads(done.stdout) == {"object": "pruning", "deleted": 1}
+    assert lines(command("usage", "--by", "day"))[1][:2] == ["2027-01-03", "1"]
 
 
 def test_the_help_names_every_dimension(command: Command) -> None:

@@ -9,7 +9,20 @@ import pytest
 
 from .conftest import Ultrafast
 
-VERBS = ("run", "chat", "serve", "projects", "keys", "preview", "capacity", "usage", "models", "doctor", "bench")
+VERBS = (
+    "run",
+    "chat",
+    "serve",
+    "projects",
+    "keys",
+    "preview",
+    "capacity",
+    "backends",
+    "usage",
+    "models",
+    "doctor",
+    "bench",
+)
 
 
 def assert_one_error_line(stderr: str) -> None:

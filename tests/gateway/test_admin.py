@@ -150,6 +150,9 @@ async def test_usage(client: httpx2.AsyncClient, records: Records) -> None:
     assert answer["by"] == ["project", "tier"]
     (row,) = answer["data"]
     assert (row["group"]["project"], row["requests"], row["cost_millionths"]) == ("default", 1, 104)
+    assert (await client.delete("/usage", params={"before": "1500"})).json() == {"object": "pruning", "deleted": 1}
+    (row,) = (await client.get("/usage")).json()["data"]
+    assert row["requests"] == 1
 
 
 @pytest.mark.parametrize(
@@ -179,6 +182,8 @@ async def test_usage(client: httpx2.AsyncClient, records: Records) -> None:
         ("GET", "/usage?since=canary", None, 400, "invalid_value"),
         ("GET", "/usage?since=nan", None, 400, "invalid_value"),
         ("GET", "/usage?until=1e999", None, 400, "invalid_value"),
+        ("DELETE", "/usage", None, 400, "missing_required_parameter"),
+        ("DELETE", "/usage?before=canary", None, 400, "invalid_value"),
         ("GET", "/usage?canary=1", None, 400, "unknown_parameter"),
         ("GET", "/canary", None, 404, "unknown_url"),
         ("GET", "/keys/", None, 404, "unknown_url"),
@@ -255,7 +260,7 @@ def test_every_route_is_documented(records: Records) -> None:
     routes = [route for route in AdminApplication(records, None, key=None)._router.routes if isinstance(route, Route)]
     served = {f"{method} {route.path}" for route in routes for method in (route.methods or ()) if method != "HEAD"}
     assert set(re.findall(r"^\| `((?:GET|POST|PUT|PATCH|DELETE) [^`?]+)[^`]*`", PAGE, re.MULTILINE)) == served
-    assert len(served) == 14
+    assert len(served) == 15
 
 
 def on_socket(path: Path) -> httpx2.AsyncClient:

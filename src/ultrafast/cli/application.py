@@ -57,7 +57,7 @@ app.add_typer(keys.app, name="keys", short_help="List, create and revoke API key
 app.add_typer(preview.app, name="preview", short_help="Say which projects may use the tier ultrafast.")
 app.add_typer(capacity.app, name="capacity", short_help="Show and set the tiers' slots.")
 app.command("backends", short_help="Show the backends' state.")(backends.backends)
-app.command("usage", short_help="Show what was used, and what it costs.")(usage.usage)
+app.add_typer(usage.app, name="usage", short_help="Show what was used, and what it costs.")
 app.add_typer(models.app, name="models", short_help="Fetch, list, inspect and remove models.")
 app.command("doctor", short_help="Examine this machine and the speed on it.")(doctor.doctor)
 app.add_typer(bench.app, name="bench", short_help="Measure our engine beside its peers.")

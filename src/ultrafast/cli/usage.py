@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -13,9 +14,12 @@ import typer
 
 from ultrafast.cli import options, output
 from ultrafast.cli.administration import Cell, DataDirectory, administer, money, show, table
+from ultrafast.errors import ConfigurationError
 from ultrafast.gateway.tiers import TIERS
 
-__all__ = ["usage"]
+__all__ = ["app"]
+
+app = typer.Typer(help="Show what was used, and what it costs.", rich_markup_mode=None)
 
 _ASKED: Final = ("auto", *TIERS)
 _COUNTS: Final = (
@@ -44,8 +48,10 @@ def _moment(text: str) -> float:
         ) from None
 
 
+@app.callback(invoke_without_command=True)
 def usage(
     *,
+    context: typer.Context,
     by: Annotated[
         str,
         typer.Option("--by", metavar="NAMES", help="Sums by some of: project,key,model,tier,backend,day."),
@@ -68,6 +74,8 @@ def usage(
     The sums are exact. Costs are in units of the currency with six decimals; --json has them as whole numbers, named
     cost_millionths. Days and times are those of UTC. A tier that was not named counts as auto.
     """
+    if context.invoked_subcommand is not None:
+        return
     if as_csv and as_json:
         raise typer.BadParameter("--csv and --json exclude each other")
     parameters = {"by": options.text_of_argument(by)}
@@ -81,6 +89,33 @@ def usage(
         output.note("nothing was used")
     else:
         _table(content)
+
+
+@app.command("prune", short_help="Delete old requests from the ledger.")
+def prune(
+    *,
+    before: Annotated[
+        float, typer.Option("--before", parser=_moment, metavar="TIME", help="What began before this date or time.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    directory: DataDirectory = None,
+    as_json: options.Json = False,
+) -> None:
+    """Delete requests from the ledger, with their costs and texts, for ever; usage then begins later."""
+    if not yes:
+        content = administer(directory, "GET", "/usage", parameters={"by": "project", "until": repr(before)})
+        count = sum(row["requests"] for row in content["data"])
+        day = datetime.fromtimestamp(before, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        what = f"{_requests(count)} before {day}"
+        if not sys.stdin or not sys.stdin.isatty():
+            raise ConfigurationError(f"{what} would be deleted from the ledger; --yes does it without asking")
+        typer.confirm(f"Delete {what} from the ledger?", abort=True, err=True)
+    content = administer(directory, "DELETE", "/usage", parameters={"before": repr(before)})
+    show(content, [f"deleted {_requests(content['deleted'])}"], as_json=as_json)
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{'' if count == 1 else 's'}"
 
 
 def _csv(content: Any) -> str:

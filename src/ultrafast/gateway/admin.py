@@ -79,6 +79,7 @@ class AdminApplication:
                 Route("/capacity/{tier}", self._reset_capacity, methods=["DELETE"]),
                 Route("/backends", self._backends, methods=["GET"]),
                 Route("/usage", self._usage, methods=["GET"]),
+                Route("/usage", self._prune, methods=["DELETE"]),
             ],
             redirect_slashes=False,
             default=unknown_route,
@@ -178,6 +179,14 @@ class AdminApplication:
         fields.end()
         rows = await asyncio.to_thread(self._records.usage, by, since=since, until=until)
         return _json(request, {"object": "list", "by": by, "data": rows})
+
+    async def _prune(self, request: Request) -> Response:
+        fields = Fields(dict(request.query_params))
+        before = _seconds(fields, "before")
+        fields.end()
+        if before is None:
+            raise fields.missing("before")
+        return _json(request, {"object": "pruning", "deleted": await asyncio.to_thread(self._records.prune, before)})
 
     def _key(self, key: Key) -> dict[str, Any]:
         return {"object": "key", **asdict(key), "project": self._records.project(key.project).name}

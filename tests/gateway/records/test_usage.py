@@ -7,6 +7,7 @@ import pytest
 from tests.gateway.records.entries import entry
 from ultrafast.errors import RequestError
 from ultrafast.gateway.configuration import PriceSettings
+from ultrafast.gateway.records import usage
 from ultrafast.gateway.records.store import Records
 from ultrafast.gateway.records.usage import UsageRow
 
@@ -60,6 +61,18 @@ def test_by_project(filled: Records) -> None:
     assert team.served == {"default": 2, "priority": 2}
     assert team.cost_millionths == 104 + 2 * 208 + 108
     assert team.rejected_prediction_tokens == 1
+
+
+def test_pruning(filled: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "_PRUNED_AT_ONCE", 2)
+    before = {row.group["day"]: row.requests for row in filled.usage(["day"])}
+    first, *later = before
+    assert filled.prune(NOON - DAY) == 0
+    assert filled.prune(NOON + DAY / 2) == before[first]
+    assert {row.group["day"]: row.requests for row in filled.usage(["day"])} == {day: before[day] for day in later}
+    filled.record(entry(started=NOON))  # what is recorded just now is no exception
+    assert filled.prune(NOON + 3 * DAY) == sum(before[day] for day in later) + 1 > 4
+    assert filled.usage() == []
 
 
 def test_by_everything_else(filled: Records) -> None:

@@ -16,7 +16,7 @@ from ultrafast.gateway.records.directory import DATABASE_FILE, DirectoryLock
 from ultrafast.gateway.records.ledger import CANCELLED, SUCCEEDED, LedgerEntry, LedgerWriter
 from ultrafast.gateway.records.prices import PriceTable, TokenCounts
 from ultrafast.gateway.records.projects import UNNAMED, Identity, Key, Project, Registry
-from ultrafast.gateway.records.usage import DEFAULT_DIMENSIONS, UsageRow, read_usage
+from ultrafast.gateway.records.usage import DEFAULT_DIMENSIONS, UsageRow, prune, read_usage
 from ultrafast.gateway.tiers import DEFAULT_TIER
 
 _FLUSH_SECONDS = 10.0
@@ -169,3 +169,8 @@ class Records:
         """Sums over the ledger, what was recorded just now included. Raises RequestError for an unknown dimension."""
         self._writer.flush(_FLUSH_SECONDS)
         return read_usage(self._database, by, since, until)
+
+    def prune(self, before: float) -> int:
+        """Delete from the ledger what began before a time; how many requests that was."""
+        self._writer.flush(_FLUSH_SECONDS)
+        return prune(self._database, before)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, Integer, Row, case, cast, func, select
+from sqlalchemy import ColumnElement, Integer, Row, case, cast, delete, func, select
 
 from ultrafast.errors import RequestError
 from ultrafast.gateway.records.database import Database, ledger, projects
@@ -62,6 +62,7 @@ _SUMS: Final = (
     "rejected_prediction_tokens",
     "cost_millionths",
 )
+_PRUNED_AT_ONCE: Final = 1000
 _COLUMNS: Final = {"cost_millionths": ledger.c.cost}  # what is called otherwise there
 
 
@@ -93,6 +94,21 @@ def read_usage(
                 row = rows[(*group, part.currency)] = UsageRow(named, part.currency, asked={}, served={})
             _add(row, part)
     return list(rows.values())
+
+
+def prune(database: Database, before: float) -> int:
+    """Delete what began before a time, for ever; how many requests that was.
+
+    In short transactions: nobody who writes meanwhile waits for all of it.
+    """
+    oldest = select(ledger.c.number).where(ledger.c.started < before).order_by(ledger.c.started).limit(_PRUNED_AT_ONCE)
+    total = 0
+    while True:
+        with database.writing() as connection:
+            count = connection.execute(delete(ledger).where(ledger.c.number.in_(oldest))).rowcount
+        total += count
+        if count < _PRUNED_AT_ONCE:
+            return total
 
 
 def _sums() -> list[ColumnElement[Any]]:
