@@ -67,7 +67,11 @@ class TierSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     queue_milliseconds: Annotated[Milliseconds, Meta(description="how long a request may wait for a slot")] = 250
     over_capacity: Annotated[
-        OverCapacity, Meta(description="what happens after that, unless the route or the client says otherwise")
+        OverCapacity,
+        Meta(
+            description="what happens after that, unless the route or the client says otherwise; "
+            "`default` and `flex` cannot be downgraded"
+        ),
     ] = "queue"
     limits: TierLimits = TierLimits()
 
