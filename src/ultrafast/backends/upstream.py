@@ -33,7 +33,7 @@ from ultrafast.backends.upstream_failures import (
 )
 from ultrafast.backends.upstream_messages import ALTERNATIVES, read_chunk, request_body
 from ultrafast.engine.tiers import TIER_NAMES
-from ultrafast.errors import ConfigurationError, UltrafastError, UpstreamError
+from ultrafast.errors import ConfigurationError, UpstreamError
 
 logger = logging.getLogger(__name__)
 
