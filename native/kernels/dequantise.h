@@ -10,11 +10,12 @@ namespace ultrafast::ULTRAFAST_ISA {
 template <WeightType kType, class Block>
 ULTRAFAST_INLINE void row_codes(const Block& block, int lane, float* codes) {
   const int vector = lane / kLanes;
-  const QuadPair pairs[4] = {block.template quads<0>(vector), block.template quads<1>(vector),
-                             block.template quads<2>(vector), block.template quads<3>(vector)};
+  const U8 quads[8] = {block.template quad<0>(vector), block.template quad<1>(vector), block.template quad<2>(vector),
+                       block.template quad<3>(vector), block.template quad<4>(vector), block.template quad<5>(vector),
+                       block.template quad<6>(vector), block.template quad<7>(vector)};
   for (int quad = 0; quad < 8; ++quad) {
     alignas(32) std::uint8_t bytes[kQuadVector];
-    store_bytes(bytes, quad < 4 ? pairs[quad].low : pairs[quad - 4].high);
+    store_bytes(bytes, quads[quad]);
     for (int c = 0; c < 4; ++c) {
       const std::uint8_t byte = bytes[4 * (lane % kLanes) + c];
       codes[4 * quad + c] = has_signed_codes(kType) ? static_cast<float>(static_cast<std::int8_t>(byte))

@@ -18,12 +18,6 @@ ULTRAFAST_INLINE const std::uint16_t* halves(const std::uint8_t* p) {
 constexpr int kQuadVector = 4 * kLanes;
 constexpr int kQuadBytes = 4 * kGroupRows;
 
-// Codes of quads kQuad (columns 4 × kQuad..) and kQuad + 4 (16 + 4 × kQuad..), kQuad < 4, for one vector of rows.
-struct QuadPair {
-  U8 low;
-  U8 high;
-};
-
 // What codes stand for where they are indices, else null.
 constexpr const std::int8_t* code_values(WeightType type) {
   switch (type) {
@@ -48,41 +42,30 @@ constexpr const std::int8_t* code_values(WeightType type) {
   }
 }
 
+// Codes of columns 4 × kQuad.. of a block, kQuad < 8, for one vector of rows: [row][4 columns].
 template <BlockFormat kFormat, int kQuad>
-ULTRAFAST_INLINE QuadPair load_planes(const std::uint8_t* block, int vector) {
+ULTRAFAST_INLINE U8 load_planes(const std::uint8_t* block, int vector) {
+  constexpr int kHalf = kQuad / 4;  // of the block
+  constexpr int kPlace = kQuad % 4;
   const std::uint8_t* low_plane = block + vector * kQuadVector;
   const std::uint8_t* high_plane = low_plane + kFormat.low_bytes();
-  QuadPair pair;
+  U8 codes;
   if constexpr (kFormat.low_bits == 8) {
-    pair = {load_bytes(low_plane + kQuad * kQuadBytes), load_bytes(low_plane + (kQuad + 4) * kQuadBytes)};
+    codes = load_bytes(low_plane + kQuad * kQuadBytes);
   } else if constexpr (kFormat.low_bits == 4) {
-    const U8 packed = load_bytes(low_plane + kQuad * kQuadBytes);
-    pair = {bits<0, 15>(packed), bits<4, 15>(packed)};
+    codes = bits<4 * kHalf, 15>(load_bytes(low_plane + kPlace * kQuadBytes));
   } else if constexpr (kFormat.low_bits == 2) {
-    pair = {bits<2 * kQuad, 3>(load_bytes(low_plane)), bits<2 * kQuad, 3>(load_bytes(low_plane + kQuadBytes))};
+    codes = bits<2 * kPlace, 3>(load_bytes(low_plane + kHalf * kQuadBytes));
   } else {  // a bit counts as two: values −1 and 1 are then one below the code
-    const U8 plane = load_bytes(low_plane);
-    pair = {bits<kQuad - 1, 2>(plane), bits<kQuad + 3, 2>(plane)};
+    codes = bits<kQuad - 1, 2>(load_bytes(low_plane));
   }
+  constexpr int kTop = kFormat.low_bits;  // where further bits belong
   if constexpr (kFormat.high_bits == 1) {
-    constexpr int kTop = kFormat.low_bits;  // where the further bit belongs
-    const U8 plane = load_bytes(high_plane);
-    pair.low = bit_or(pair.low, bits<kQuad - kTop, 1 << kTop>(plane));
-    pair.high = bit_or(pair.high, bits<kQuad + 4 - kTop, 1 << kTop>(plane));
+    codes = bit_or(codes, bits<kQuad - kTop, 1 << kTop>(load_bytes(high_plane)));
   } else if constexpr (kFormat.high_bits == 2) {
-    constexpr int kTop = kFormat.low_bits;
-    pair.low = bit_or(pair.low, bits<2 * kQuad - kTop, 3 << kTop>(load_bytes(high_plane)));
-    pair.high = bit_or(pair.high, bits<2 * kQuad - kTop, 3 << kTop>(load_bytes(high_plane + kQuadBytes)));
+    codes = bit_or(codes, bits<2 * kPlace - kTop, 3 << kTop>(load_bytes(high_plane + kHalf * kQuadBytes)));
   }
-  return pair;
-}
-
-template <WeightType kType, int kQuad>
-ULTRAFAST_INLINE QuadPair load_quads(const std::uint8_t* block, int vector) {
-  QuadPair pair = load_planes<block_format(kType), kQuad>(block, vector);
-  constexpr const std::int8_t* kValues = code_values(kType);
-  if constexpr (kValues != nullptr) pair = {look_up(kValues, pair.low), look_up(kValues, pair.high)};
-  return pair;
+  return codes;
 }
 
 template <WeightType kType>
@@ -90,8 +73,11 @@ struct StoredBlock {
   const std::uint8_t* at;
 
   template <int kQuad>
-  ULTRAFAST_METHOD QuadPair quads(int vector) const {
-    return load_quads<kType, kQuad>(at, vector);
+  ULTRAFAST_METHOD U8 quad(int vector) const {
+    const U8 codes = load_planes<block_format(kType), kQuad>(at, vector);
+    constexpr const std::int8_t* kValues = code_values(kType);
+    if constexpr (kValues != nullptr) return look_up(kValues, codes);
+    return codes;
   }
 };
 
@@ -101,14 +87,9 @@ struct SplitBlock {
   const std::uint8_t* lower;
 
   template <int kQuad>
-  ULTRAFAST_METHOD QuadPair quads(int vector) const {
-    const QuadPair up = load_planes<kSplitUpper, kQuad>(upper, vector);
-    const QuadPair low = load_planes<kSplitLower, kQuad>(lower, vector);
-    return {joined(up.low, low.low), joined(up.high, low.high)};
-  }
-
- private:
-  ULTRAFAST_INLINE U8 joined(U8 up, U8 low) {
+  ULTRAFAST_METHOD U8 quad(int vector) const {
+    const U8 up = load_planes<kSplitUpper, kQuad>(upper, vector);
+    const U8 low = load_planes<kSplitLower, kQuad>(lower, vector);
     return flip_top(bit_or(bits<-kSplitBits, 0xff << kSplitBits & 0xff>(up), low));
   }
 };
@@ -170,12 +151,15 @@ constexpr int largest_code(WeightType type) {
   return largest;
 }
 
-// Quads a 16-bit lane takes before it is widened (exactness rule 4).
-constexpr int safe_quads(WeightType type) { return 32767 / (2 * largest_code(type) * 127); }
-static_assert(safe_quads(WeightType::kQ4_K) >= 8 && safe_quads(WeightType::kQ5_K) >= 4 &&
-              safe_quads(WeightType::kQ6_K) >= 2 && safe_quads(WeightType::kQ3_K) >= 4 &&
-              safe_quads(WeightType::kMXFP4) >= 4 && safe_quads(WeightType::kIQ3_S) >= 4 &&
-              safe_quads(WeightType::kIQ3_XXS) >= 1 && safe_quads(WeightType::kIQ2_S) >= 1);
+// Quads a 16-bit lane takes before it is widened (exactness rule 4): 8, 4, 2 or 1, and never more than share a scale.
+constexpr int quads_between_widening(WeightType type) {
+  int quads = has_half_scales(type) ? 4 : 8;
+  while (quads > 1 && quads * 2 * largest_code(type) * 127 > 32767) quads /= 2;
+  return quads;
+}
+static_assert(2 * 128 * 127 <= 32767);  // one quad of any unsigned code used here
+static_assert(quads_between_widening(WeightType::kQ4_K) == 8 && quads_between_widening(WeightType::kQ5_K) == 4 &&
+              quads_between_widening(WeightType::kQ6_K) == 2 && quads_between_widening(WeightType::kQ3_K) == 4);
 
 // What a step of the block scales is worth, in units of the header's scale: a power of two, so products are exact.
 constexpr float scale_unit(WeightType type) {

@@ -30,22 +30,14 @@ struct Tile {
   }
 };
 
-// The integer dots of one block for a tile. A block's halves are kept apart only where each has a scale of its own.
+// The integer dots of one block for a tile: a quad of columns at a time, so that no more than the sums and one quad's
+// codes are held in registers. A block's halves are kept apart only where each has a scale of its own.
 template <WeightType kType, int kRows, int kVectors>
 struct BlockDots {
   static constexpr int kHalves = has_half_scales(kType) ? 2 : 1;
-  static constexpr int kSafe = safe_quads(kType);
-  ShortDot narrow[kVectors][kRows][2];
+  static constexpr int kPeriod = quads_between_widening(kType);
+  ShortDot narrow[kVectors][kRows];
   I32 wide[kVectors][kRows][kHalves];
-
-  __attribute__((always_inline)) BlockDots() {
-    for (int v = 0; v < kVectors; ++v) {
-      for (int r = 0; r < kRows; ++r) {
-        for (int h = 0; h < 2; ++h) narrow[v][r][h] = short_dot_zero();
-        for (int h = 0; h < kHalves; ++h) wide[v][r][h] = set1_int(0);
-      }
-    }
-  }
 
   // The whole block: a StoredBlock, or what gives its quads alike.
   template <class Block>
@@ -54,50 +46,43 @@ struct BlockDots {
     step<1>(block, first_vector, rows, column);
     step<2>(block, first_vector, rows, column);
     step<3>(block, first_vector, rows, column);
+    step<4>(block, first_vector, rows, column);
+    step<5>(block, first_vector, rows, column);
+    step<6>(block, first_vector, rows, column);
+    step<7>(block, first_vector, rows, column);
   }
 
-  // Columns 4 × kQuad.. and 16 + 4 × kQuad.. of the block.
+  // Columns 4 × kQuad.. of the block.
   template <int kQuad, class Block>
   ULTRAFAST_METHOD void step(const Block& block, int first_vector, const Activation* rows, std::int64_t column) {
-    for (int v = 0; v < kVectors; ++v) {
-      const QuadPair codes = block.template quads<kQuad>(first_vector + v);
-      if constexpr (has_signed_codes(kType)) {
-        const U8 low = magnitude(codes.low);
-        const U8 high = magnitude(codes.high);
-        for (int r = 0; r < kRows; ++r) {
-          const std::int8_t* bytes = rows[r].bytes + column + 4 * kQuad;
-          byte_dot_step(wide[v][r][0], codes.low, low, broadcast_quad(bytes));
-          byte_dot_step(wide[v][r][0], codes.high, high, broadcast_quad(bytes + 16));
-        }
-      } else {
-        for (int r = 0; r < kRows; ++r) {
-          const std::int8_t* bytes = rows[r].bytes + column + 4 * kQuad;
-          // Codes of up to four bits share one 16-bit lane between the halves.
-          short_dot_step(narrow[v][r][0], codes.low, broadcast_quad(bytes));
-          short_dot_step(narrow[v][r][kSafe >= 8 && kHalves == 1 ? 0 : 1], codes.high, broadcast_quad(bytes + 16));
-          if constexpr (kSafe == 1 || (kSafe < 4 && kQuad % 2 == 1)) flush(v, r);
+    U8 codes[kVectors];
+    for (int v = 0; v < kVectors; ++v) codes[v] = block.template quad<kQuad>(first_vector + v);
+    for (int r = 0; r < kRows; ++r) {
+      const Quad activations = broadcast_quad(rows[r].bytes + column + 4 * kQuad);
+      for (int v = 0; v < kVectors; ++v) {
+        I32& sum = wide[v][r][kHalves == 2 ? kQuad / 4 : 0];
+        constexpr int kQuadOfSum = kQuad % (8 / kHalves);
+        if constexpr (has_signed_codes(kType)) {
+          put<kQuadOfSum == 0>(sum, byte_dot(codes[v], magnitude(codes[v]), activations));
+        } else {
+          put<kQuad % kPeriod == 0>(narrow[v][r], short_dot(codes[v], activations));
+          if constexpr (kQuad % kPeriod == kPeriod - 1) put<kQuadOfSum == kPeriod - 1>(sum, widen(narrow[v][r]));
         }
       }
     }
   }
 
-  ULTRAFAST_METHOD void flush(int v, int r) {
-    static_assert(kSafe >= 1 || has_signed_codes(kType));
-    for (int h = 0; h < 2; ++h) {
-      I32& to = wide[v][r][kHalves == 2 ? h : 0];
-      to = add(to, widen(narrow[v][r][h]));
-      narrow[v][r][h] = short_dot_zero();
+  template <bool kFirst, class Sum>
+  ULTRAFAST_INLINE void put(Sum& sum, Sum x) {
+    if constexpr (kFirst) {
+      sum = x;
+    } else {
+      accumulate(sum, x);
     }
   }
 
   ULTRAFAST_METHOD HalfDots finish(int v, int r) {
-    if constexpr (has_signed_codes(kType) || kSafe < 4) {
-      return {wide[v][r][0], kHalves == 2 ? wide[v][r][kHalves - 1] : set1_int(0)};
-    } else if constexpr (kSafe >= 8 && kHalves == 1) {
-      return {widen(narrow[v][r][0]), set1_int(0)};
-    } else {
-      return {widen(narrow[v][r][0]), widen(narrow[v][r][1])};
-    }
+    return {wide[v][r][0], kHalves == 2 ? wide[v][r][kHalves - 1] : set1_int(0)};
   }
 };
 
@@ -174,15 +159,13 @@ ULTRAFAST_INLINE void float_rows(const LinearArguments& a, const std::uint8_t* g
   sums.emit(a, first_vector, first_row, output);
 }
 
-// Calls rows<kRows, kVectors>(first vector, first row) until all of a group is done for all activation rows. Few rows
-// take all its vectors at once; four take one vector at a time, so that the running sums stay in registers.
+// Calls rows<kRows, kVectors>(first vector, first row) until all of a group is done for all activation rows. A tile
+// takes all vectors of the group, so that each activation is fetched once for them.
 template <class Rows>
 ULTRAFAST_INLINE void each_tile(std::int32_t count, const Rows& rows) {
   int row = 0;
   if constexpr (kSharesUnpacking) {
-    for (; row + 4 <= count; row += 4) {
-      for (int v = 0; v < kGroupVectors; ++v) rows.template operator()<4, 1>(v, row);
-    }
+    for (; row + 4 <= count; row += 4) rows.template operator()<4, kGroupVectors>(0, row);
     for (; row + 2 <= count; row += 2) rows.template operator()<2, kGroupVectors>(0, row);
   }
   for (; row < count; ++row) rows.template operator()<1, kGroupVectors>(0, row);

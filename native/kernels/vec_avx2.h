@@ -148,18 +148,27 @@ ULTRAFAST_INLINE Quad broadcast_quad(const std::int8_t* p) {
 struct ShortDot {
   __m256i v;
 };
-ULTRAFAST_INLINE ShortDot short_dot_zero() { return {_mm256_setzero_si256()}; }
-ULTRAFAST_INLINE void short_dot_step(ShortDot& dot, U8 codes, Quad activations) {
-  dot.v = _mm256_add_epi16(dot.v, _mm256_maddubs_epi16(codes.v, activations.v));
+ULTRAFAST_INLINE ShortDot short_dot(U8 codes, Quad activations) {
+  return {_mm256_maddubs_epi16(codes.v, activations.v)};
+}
+// sum += x, here and now. A compiler that sees integer sums forms all products first and stores what it has no
+// registers for: half as fast.
+ULTRAFAST_INLINE void accumulate(ShortDot& sum, ShortDot x) {
+  sum.v = _mm256_add_epi16(sum.v, x.v);
+  asm("" : "+x"(sum.v));
+}
+ULTRAFAST_INLINE void accumulate(I32& sum, I32 x) {
+  sum.v = _mm256_add_epi32(sum.v, x.v);
+  asm("" : "+x"(sum.v));
 }
 ULTRAFAST_INLINE I32 widen(ShortDot dot) { return {_mm256_madd_epi16(dot.v, _mm256_set1_epi16(1))}; }
 
 // Signed 8-bit weights (−128..127): |w| × sign(w)·a, two products of at most 128 × 127, widened at once.
 static_assert(2 * 128 * 127 <= 32767);
 ULTRAFAST_INLINE U8 magnitude(U8 weights) { return {_mm256_abs_epi8(weights.v)}; }
-ULTRAFAST_INLINE void byte_dot_step(I32& dot, U8 weights, U8 weight_magnitudes, Quad activations) {
+ULTRAFAST_INLINE I32 byte_dot(U8 weights, U8 weight_magnitudes, Quad activations) {
   const __m256i pairs = _mm256_maddubs_epi16(weight_magnitudes.v, _mm256_sign_epi8(activations.v, weights.v));
-  dot.v = _mm256_add_epi32(dot.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  return {_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))};
 }
 
 }  // namespace ultrafast::ULTRAFAST_ISA

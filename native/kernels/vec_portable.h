@@ -181,23 +181,26 @@ ULTRAFAST_INLINE Quad broadcast_quad(const std::int8_t* p) { return {{p[0], p[1]
 struct ShortDot {
   I32 sum;
 };
-ULTRAFAST_INLINE ShortDot short_dot_zero() { return {set1_int(0)}; }
-ULTRAFAST_INLINE void short_dot_step(ShortDot& dot, U8 codes, Quad activations) {
+ULTRAFAST_INLINE ShortDot short_dot(U8 codes, Quad activations) {
+  ShortDot dot;
   for (int i = 0; i < kLanes; ++i) {
-    std::int32_t sum = 0;
-    for (int k = 0; k < 4; ++k) sum += codes.v[4 * i + k] * activations.v[k];
-    dot.sum.v[i] += sum;
+    dot.sum.v[i] = 0;
+    for (int k = 0; k < 4; ++k) dot.sum.v[i] += codes.v[4 * i + k] * activations.v[k];
   }
+  return dot;
 }
+ULTRAFAST_INLINE void accumulate(I32& sum, I32 x) { sum = add(sum, x); }
+ULTRAFAST_INLINE void accumulate(ShortDot& sum, ShortDot x) { accumulate(sum.sum, x.sum); }
 ULTRAFAST_INLINE I32 widen(ShortDot dot) { return dot.sum; }
 
 ULTRAFAST_INLINE U8 magnitude(U8 weights) { return weights; }
-ULTRAFAST_INLINE void byte_dot_step(I32& dot, U8 weights, U8 /*weight_magnitudes*/, Quad activations) {
+ULTRAFAST_INLINE I32 byte_dot(U8 weights, U8 /*weight_magnitudes*/, Quad activations) {
+  I32 dot;
   for (int i = 0; i < kLanes; ++i) {
-    std::int32_t sum = 0;
-    for (int k = 0; k < 4; ++k) sum += static_cast<std::int8_t>(weights.v[4 * i + k]) * activations.v[k];
-    dot.v[i] += sum;
+    dot.v[i] = 0;
+    for (int k = 0; k < 4; ++k) dot.v[i] += static_cast<std::int8_t>(weights.v[4 * i + k]) * activations.v[k];
   }
+  return dot;
 }
 
 }  // namespace ultrafast::ULTRAFAST_ISA
