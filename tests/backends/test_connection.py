@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ultrafast.backends import connection
 from ultrafast.backends.base import GenerationEvent, Summary, as_relayed
 from ultrafast.backends.connection import EngineConnection, LocalStream
 from ultrafast.errors import EngineUnavailableError
@@ -65,6 +66,27 @@ def test_order_is_kept(taken: list[bool], runs: list[bool], diverted_at: int) ->
     seen, direct = asyncio.run(play())
     assert seen == list(range(len(taken) + 1))
     assert len(taken) not in direct, "the event with the summary is never offered"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_who_gives_up_waits_for_the_account_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    monkeypatch.setattr(connection, "ACCOUNT_SECONDS", 0.1)
+
+    async def play() -> LocalStream:
+        stream = make_stream()
+        stream._connection._streams["req_1"] = stream
+        stream.push(GenerationEvent(0, [1], "x", None))
+        closing = [asyncio.create_task(stream.aclose()) for _ in range(2)]
+        await asyncio.sleep(0)
+        stream.push(GenerationEvent(0, [2], "y", None))  # was under way
+        if answers:
+            stream.push(GenerationEvent(0, [], "", None, None, SUMMARY))
+        await asyncio.wait_for(asyncio.gather(*closing), 5)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        return stream
+
+    assert asyncio.run(play()).summary is (SUMMARY if answers else None)
 
 
 def broken(event: GenerationEvent) -> bool:

@@ -147,10 +147,18 @@ async def test_closing_stops_while_decoding_prefilling_and_queued(backend: Local
     with pytest.raises(StopAsyncIteration):
         await anext(decoding)
 
+    assert decoding.summary is not None
+    assert decoding.summary.prompt_tokens == 8
+    assert decoding.summary.completion_tokens >= 3
+
+    before = (await backend.status()).rows
     prefilling = backend.generate(request("prefilling", prompt=1900))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.3)
     await prefilling.aclose()
     await idle(backend)
+    assert prefilling.summary is not None
+    computed = prefilling.summary.prompt_tokens - prefilling.summary.cached_tokens
+    assert 1900 > computed == (await backend.status()).rows - before > 0
 
     streams = [
         backend.generate(request(f"many {index}", tokens=1000)) for index in range(backend.model.max_sequences + 4)
@@ -160,6 +168,7 @@ async def test_closing_stops_while_decoding_prefilling_and_queued(backend: Local
     for stream in reversed(streams):
         await stream.aclose()
     await idle(backend)
+    assert [stream.summary.prompt_tokens for stream in streams[-4:] if stream.summary is not None] == [0] * 4
 
 
 async def test_a_cancelled_task_stops_its_work(backend: LocalBackend) -> None:

@@ -92,6 +92,21 @@ def test_preempted_within_its_prompt(model: LoadedModel, tokenizer: Tokenizer) -
     assert outcome.choices == undisturbed.choices
 
 
+def test_what_was_computed_before_a_preemption_is_told(model: LoadedModel, tokenizer: Tokenizer) -> None:
+    engine = small_engine(model, tokenizer, slots=1)
+    engine._scheduler.costs.prefill_rows_alone = 50
+    engine.add(GenerationRequest("flex", [*range(300, 500)], GREEDY, 6, tier="flex"))
+    engine.step()
+    engine.add(GenerationRequest("u", prompt(tokenizer, "Hi"), NO_END, 20, tier="priority"))
+    engine.step()
+    assert engine.status.waiting_by_tier["flex"] == 1
+    account = engine.cancel("flex")
+    assert account is not None
+    assert (account.prompt_tokens, account.cached_tokens, account.completion_tokens) == (50, 0, 0)
+    engine.cancel("u")
+    assert_idle(engine)
+
+
 def test_who_waits_again_can_be_cancelled(model: LoadedModel, tokenizer: Tokenizer) -> None:
     engine = small_engine(model, tokenizer, slots=1)
     engine.add(GenerationRequest("flex", prompt(tokenizer, "Hi"), NO_END, 20, tier="flex"))

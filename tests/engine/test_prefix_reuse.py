@@ -98,13 +98,46 @@ def test_a_cancelled_prompt_goes_on_where_it_was(engine: Engine, model: LoadedMo
     request = GenerationRequest("a", tokens, GREEDY, 8)
     engine.add(request)
     engine.step()  # just one: after it the engine sets its own pace
-    engine.cancel("a")
+    account = engine.cancel("a")
     assert_idle(engine)
     computed = engine.status.rows
     assert computed == 50
+    assert account is not None
+    assert (account.prompt_tokens, account.cached_tokens, account.completion_tokens) == (computed, 0, 0)
+    assert account.prefill_seconds > 0 == account.ttft_seconds
     (outcome,) = run(engine, request)
     assert summary_of(outcome).cached_tokens == computed
     assert outcome.choices == alone(model, tokenizer, request).choices
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_what_was_computed_is_told_of_whoever_is_given_up(engine: Engine, tokenizer: Tokenizer, choices: int) -> None:
+    """Waiting, with a part of the prompt done, and with some tokens; once, and no more than that."""
+    tokens = tokenizer.encode("sea and sky " * 60)[:150]
+    run(engine, GenerationRequest("before", tokens[:40], GREEDY, 1))
+    request = GenerationRequest("a", tokens, NO_END, 20, choices)
+
+    engine.add(request)
+    waiting = engine.cancel("a")
+    assert waiting is not None
+    assert (waiting.prompt_tokens, waiting.cached_tokens, waiting.completion_tokens) == (0, 0, 0)
+    assert (waiting.prefill_seconds, waiting.decode_seconds) == (0, 0)
+
+    engine._scheduler.costs.prefill_rows_alone = 50
+    engine.add(request)
+    engine.step()
+    begun = engine.cancel("a")
+    assert begun is not None
+    assert (begun.prompt_tokens, begun.cached_tokens, begun.completion_tokens) == (90, 40, 0)
+
+    engine.add(request)
+    events = [event for _ in range(8) for _, event in engine.step()]
+    decoding = engine.cancel("a")
+    assert decoding is not None
+    assert (decoding.prompt_tokens, decoding.cached_tokens) == (150, 90)
+    assert decoding.completion_tokens == len(events) > 0
+    assert engine.cancel("a") is None
+    assert_idle(engine)
 
 
 def test_kept_blocks_are_given_to_who_needs_them(engine: Engine, model: LoadedModel, tokenizer: Tokenizer) -> None:

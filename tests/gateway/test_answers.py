@@ -19,7 +19,7 @@ from ultrafast.backends.upstream import UpstreamBackend
 from ultrafast.gateway import answers
 from ultrafast.gateway.admission import Admission, Wish
 from ultrafast.gateway.answers import Prepare, stream_answer
-from ultrafast.gateway.configuration import Configuration, TierSettings
+from ultrafast.gateway.configuration import Configuration, TierLimits, TierSettings
 from ultrafast.gateway.exchange import Exchange
 from ultrafast.gateway.records.projects import Identity, Project
 from ultrafast.gateway.responses import KEEP_ALIVE
@@ -134,7 +134,7 @@ def test_a_slow_reader_holds_no_slot_when_its_answer_is_generated() -> None:
         other = await admission.enter(Wish("proj-2", "ultrafast", 1, 10))
         client.read(on=True)
         await answering
-        exchange.grant.release(exchange.used_tokens)
+        exchange.settle()
         used.append(admission.uses()["ultrafast"].used)
         return used, other.tier
 
@@ -168,6 +168,30 @@ def test_a_slow_reader_of_another_servers_answer_holds_nothing_of_it_once_it_is_
     assert client.texts() == words
     last = next(line for line in client.body.decode().split("\n\n") if "time_info" in line)
     assert json.loads(last.removeprefix("data: "))["time_info"]["completion_time"] < 0.8
+@pytest.mark.parametrize(
+    ("summary", "used"),
+    [
+        (Summary(70, 30, 0, 0.0, 0.1, 0.0, 0.0, 0), 70),  # of a prompt of 90
+        (Summary(90, 30, 5, 0.0, 0.1, 0.1, 0.1, 5), 95),
+        (Summary(0, 0, 0, 0.1, 0.0, 0.0, 0.0, 0), 0),
+        (None, 0),  # an engine that does not answer
+    ],
+)
+def test_what_was_computed_of_a_request_given_up_counts(summary: Summary | None, used: int) -> None:
+    async def play() -> Exchange:
+        limits = TierLimits(tokens_per_minute=1000)
+        admission = Admission(Configuration().tiers | {"default": TierSettings(limits=limits)}, clock=lambda: 0.0)
+        exchange, stream = make_exchange(), LocalStream(EngineConnection(lambda stage: None), "req_1", "default")
+        exchange.prompt_tokens = 90
+        exchange.grant = await admission.enter(Wish("proj-1", "default", 1, 190))
+        exchange.stream = stream
+        stream.summary = summary
+        exchange.settle()
+        after = await admission.enter(Wish("proj-1", "default", 1, 0))
+        assert after.limits.tokens.remaining == 1000 - used
+        return exchange
+
+    assert asyncio.run(play()).begun == (used > 0)
 
 
 def test_a_silent_answer_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:

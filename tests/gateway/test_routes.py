@@ -40,6 +40,7 @@ class ScriptedStream:
     def __init__(self, script: list[GenerationEvent | UltrafastError | None]) -> None:
         self._script = list(script)
         self.closed = 0
+        self.summary: Summary | None = None
 
     def __aiter__(self) -> Self:
         return self

@@ -286,6 +286,60 @@ def test_the_ledger_knows_every_request(server: TieredServer) -> None:
     assert row["cost_millionths"] > 0
 
 
+def leave_after(server: TieredServer, key: str, seconds: float, **values: Any) -> None:
+    """Ask, and hang up while the prompt is computed."""
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            server.origin + CHAT,
+            json=body(**values),
+            headers={"authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(60, read=seconds),
+        )
+
+
+def usage_of(server: TieredServer, project: str, requests: int) -> dict[str, Any]:
+    """What a project has used, once so many of its requests have ended."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for row in server.operate("usage", "--by", "project")["data"]:
+            if row["group"]["project"] == project and row["requests"] >= requests:
+                return dict(row)
+    raise AssertionError("the requests are not in the ledger")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_computed_until_the_client_left_is_paid(server: TieredServer, stream: bool) -> None:
+    name = f"leavers-{stream}"
+    server.operate("projects", "create", name)
+    key = server.operate("keys", "create", "--project", name)["secret"]
+    long = [{"role": "user", "content": f"{name} " + "sea and sky " * 600}]
+    leave_after(server, key, 0.6, messages=long, stream=stream)
+    row = usage_of(server, name, 1)
+    assert (row["cancelled"], row["cached_tokens"], row["completion_tokens"]) == (1, 0, 0)
+    computed = row["prompt_tokens"]
+    assert computed > 0
+    assert row["cost_millionths"] > 0
+    assert row["served"] == {"default": 1}
+
+    used = post(server, key, messages=long, max_tokens=1).json()["usage"]
+    assert used["prompt_tokens"] > computed
+    assert used["prompt_tokens_details"]["cached_tokens"] == computed, "sold as cached is what was paid for as input"
+
+
+def test_who_leaves_with_some_tokens_pays_cached_input_as_such(server: TieredServer) -> None:
+    server.operate("projects", "create", "talkers")
+    key = server.operate("keys", "create", "--project", "talkers")["secret"]
+    long = [{"role": "user", "content": "talkers " + "sea and sky " * 100}]
+    answer = post(server, key, messages=long, max_tokens=1).json()
+    prompt = answer["usage"]["prompt_tokens"]
+    Stream(server, key, messages=long).leave()
+    row = usage_of(server, "talkers", 2)
+    assert row["cancelled"] == 1
+    assert row["prompt_tokens"] == 2 * prompt
+    assert row["cached_tokens"] == prompt - 1
+    assert row["completion_tokens"] > 3
+
+
 def test_a_reload_changes_what_may_change_and_drops_no_stream(server: TieredServer) -> None:
     running = Stream(server)
     try:

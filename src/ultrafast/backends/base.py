@@ -76,6 +76,11 @@ class GenerationStream(Protocol):
     that iterates, under ``contextlib.aclosing``) stops the work within one step; it is safe at any time, and twice.
     """
 
+    @property
+    def summary(self) -> Summary | None:
+        """The account once it is known: from the last event or, where a backend tells it, of what was given up."""
+        ...
+
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> GenerationEvent: ...

@@ -37,6 +37,8 @@ from ultrafast.errors import EngineError, EngineUnavailableError, UltrafastError
 
 logger = logging.getLogger(__name__)
 
+ACCOUNT_SECONDS = 4.0  # for that of a request that was given up: an engine silent for longer counts as unready
+
 _SOCKET_BUFFER_BYTES = 1 << 20
 _EXIT_SECONDS = 2.0
 
@@ -57,12 +59,32 @@ class LocalStream(EventStream):
         self.tier = tier
         self._connection = connection
         self._request_id = request_id
+        self._account: asyncio.Future[None] | None = None  # where it was given up: done when the engine has told it
 
     async def aclose(self) -> None:
-        """Give the request up: the engine drops it before its next step."""
-        if not self._ended:
-            self._connection.cancel(self._request_id)
+        """Give the request up: the engine drops it before its next step, and says what was done."""
+        if not self._ended and self._connection.cancel(self._request_id):
+            self._account = asyncio.get_running_loop().create_future()
         self.drop()
+        if self._account is not None:
+            await asyncio.wait([self._account], timeout=ACCOUNT_SECONDS)
+
+    def push(self, event: GenerationEvent) -> None:
+        """Hand on or append an event; of a request that was given up, the last one still tells what was done."""
+        if self._account is None:
+            super().push(event)
+        elif event.summary is not None:
+            self.summary = event.summary
+            self._settle()
+
+    def fail(self, error: Exception) -> None:
+        """End with ``error``, after the events that came before it."""
+        super().fail(error)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._account is not None and not self._account.done():
+            self._account.set_result(None)
 
 
 class EngineConnection(asyncio.Protocol):
@@ -147,10 +169,12 @@ class EngineConnection(asyncio.Protocol):
         self._send(Submit(request, time.monotonic()))
         return stream
 
-    def cancel(self, request_id: str) -> None:
-        """Forget a request here and there."""
-        if self._streams.pop(request_id, None) is not None:
-            self._send(Cancel(request_id))
+    def cancel(self, request_id: str) -> bool:
+        """Have the engine drop a request; False where it has ended already: no account will follow."""
+        if request_id not in self._streams:
+            return False
+        self._send(Cancel(request_id))
+        return True
 
     def ping(self) -> asyncio.Future[EngineStatus]:
         """Ask for a sign of life; the future has the engine's counters."""
@@ -222,7 +246,7 @@ class EngineConnection(asyncio.Protocol):
             case Events(items):
                 for request_id, event in items:
                     stream = self._streams.get(request_id)
-                    if stream is not None:  # else: cancelled while this was under way
+                    if stream is not None:
                         if event.summary is not None:
                             del self._streams[request_id]
                         stream.push(event)

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Self
 
-from ultrafast.engine.messages import GenerationEvent
+from ultrafast.engine.messages import GenerationEvent, Summary
 
 
 class EventStream:
     """See ``backends.base.GenerationStream``. A backend's own stream pushes its events, and tells how to give up."""
 
     def __init__(self) -> None:
+        self.summary: Summary | None = None  # once the last event came
         self._events: deque[GenerationEvent] = deque()
         self._error: Exception | None = None
         self._ended = False
@@ -51,6 +52,7 @@ class EventStream:
             return
         self._events.append(event)
         if event.summary is not None:
+            self.summary = event.summary
             self._end()
         self._wake()
 

@@ -174,6 +174,7 @@ class Admission:
         self._give_back(sequence, tokens[: sequence.computed])
         sequence.prefill = tokens
         sequence.prefill_length = len(tokens)
+        sequence.computed_before = max(sequence.computed, sequence.computed_before)
         sequence.computed = 0
         sequence.must_progress = True
         self.waiting[sequence.rank].appendleft(sequence)

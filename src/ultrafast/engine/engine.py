@@ -181,17 +181,24 @@ class Engine:
             )
         return np.array(request.prompt_tokens, np.int32)
 
-    def cancel(self, request_id: str) -> None:
-        """Give up a request and free what it holds; unknown ids are ignored (it may just have ended)."""
-        self._abandon(request_id, keep=True)
+    def cancel(self, request_id: str) -> Summary | None:
+        """Give up a request and free what it holds; returns its account.
+
+        Unknown ids are ignored (it may just have ended): None.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        summary = self._account(request, self._clock())
+        self._abandon(request, keep=True)
         if not self._choices:
             self._last_plan = None  # the pause that follows is none of its cost
+        return summary
 
-    def _abandon(self, request_id: str, *, keep: bool) -> None:
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            for choice in request.live:
-                self._release(choice, keep=keep)
+    def _abandon(self, request: _Request, *, keep: bool) -> None:
+        del self._requests[request.message.request_id]
+        for choice in request.live:
+            self._release(choice, keep=keep)
 
     def take_failures(self) -> list[tuple[str, UltrafastError]]:
         """Requests that ended with an error since the last call."""
@@ -290,24 +297,36 @@ class Engine:
             return GenerationEvent(choice.index, [token], text, logprobs)
         request.live.remove(choice)
         self._release(choice, keep=True)
-        summary = None if request.live else self._settle(request, now)
+        summary = None
+        if not request.live:
+            del self._requests[request.message.request_id]
+            summary = self._account(request, now)
         return GenerationEvent(choice.index, [token], text, logprobs, finish_reason, summary)
 
-    def _settle(self, request: _Request, now: float) -> Summary:
-        del self._requests[request.message.request_id]
+    @staticmethod
+    def _account(request: _Request, now: float) -> Summary:
+        """What was done for a request until now, its end; where there is no token yet, a part of its prompt."""
+        admitted = request.admitted if request.admitted >= 0 else now
+        first_token = request.first_token if request.first_token >= 0 else now
+        if request.passes:
+            stored = len(request.prompt)
+        else:
+            stored = max(choice.sequence.prompt_stored for choice in request.live)
+        # What the cache gave to a request that computed nothing was of no use to it.
+        is_begun = stored > request.cached_tokens
         return Summary(
-            prompt_tokens=len(request.prompt),
-            cached_tokens=request.cached_tokens,
+            prompt_tokens=stored if is_begun else 0,
+            cached_tokens=request.cached_tokens if is_begun else 0,
             completion_tokens=request.completion_tokens,
-            queue_seconds=request.admitted - request.arrived,
-            prefill_seconds=request.first_token - request.admitted,
-            decode_seconds=now - request.first_token,
-            ttft_seconds=request.first_token - request.arrived,
+            queue_seconds=admitted - request.arrived,
+            prefill_seconds=first_token - admitted,
+            decode_seconds=now - first_token,
+            ttft_seconds=first_token - request.arrived if request.passes else 0.0,
             passes=request.passes,
         )
 
     def _fail(self, request: _Request, error: UltrafastError) -> None:
-        self._abandon(request.message.request_id, keep=False)
+        self._abandon(request, keep=False)
         self._failures.append((request.message.request_id, error))
 
     def _release(self, choice: _Choice, *, keep: bool) -> None:

@@ -59,12 +59,13 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The account of one finished request, over all its choices. Times are wall-clock seconds in the engine.
+    """The account of one request that is over, over all its choices. Times are wall-clock seconds in the engine.
 
     ``cached_tokens`` of the prompt were not computed, since an earlier sequence began with them (by the first choice).
     ``queue`` ends where the first choice gets a slot, ``prefill`` where the first token exists, ``decode`` where the
     last choice ends; ``ttft`` is queue plus prefill. ``passes`` counts the steps that produced tokens, summed over
-    choices: tokens ÷ passes is 1 unless drafts are accepted.
+    choices: tokens ÷ passes is 1 unless drafts are accepted. Of a request that was cancelled, ``prompt_tokens`` are
+    those that were computed, or spared it by the cache, until then.
     """
 
     prompt_tokens: int
@@ -82,7 +83,7 @@ class GenerationEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ``token_ids`` holds every token generated, an end token included; ``text`` only what is certain, so it may lag
     (half a character, the possible beginning of a stop string). The last event of a choice has its ``finish_reason``
-    ("stop" or "length"), the last of the request also its ``summary``.
+    ("stop" or "length"), the last of the request also its ``summary``; that of a cancelled request has nothing else.
     """
 
     choice: int
@@ -167,7 +168,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Stop this request and free what it holds; nothing more is sent about it. Unknown ids are ignored."""
+    """Stop this request and free what it holds; a last event has its account. Unknown ids are ignored."""
 
     request_id: str
 

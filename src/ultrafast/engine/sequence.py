@@ -30,6 +30,7 @@ class Sequence:
     prefill: Tokens = field(init=False)
     prefill_length: int = field(init=False)
     computed: int = 0  # tokens whose keys and values are stored
+    computed_before: int = 0  # the most of them before it was preempted
     admitted: float = 0.0
     slot: int = -1  # the native sequence number; -1 while waiting and after the end
     reservation: Reservation | None = None  # its blocks, as long as it has a slot
@@ -47,6 +48,11 @@ class Sequence:
     def capacity(self) -> int:
         """Tokens it can ever have."""
         return self.prompt_length + self.max_tokens
+
+    @property
+    def prompt_stored(self) -> int:
+        """The most tokens of its prompt that were stored at once: computed, or found."""
+        return min(max(self.computed, self.computed_before), self.prompt_length)
 
     def tokens(self) -> Tokens:
         """Prompt and output."""

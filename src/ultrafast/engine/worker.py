@@ -27,6 +27,7 @@ from ultrafast.engine.messages import (
     Events,
     Failed,
     FromEngine,
+    GenerationEvent,
     Load,
     ModelDescription,
     Ping,
@@ -120,7 +121,9 @@ class Worker:
                 except UltrafastError as error:
                     self._channel.send(messages.failure_message(request.request_id, error))
             case Cancel(request_id):
-                self._engine.cancel(request_id)
+                summary = self._engine.cancel(request_id)
+                if summary is not None:  # else its end is under way
+                    self._channel.send(Events([(request_id, GenerationEvent(0, [], "", summary=summary))]))
             case Ping(number):
                 self._channel.send(Pong(number, self._engine.status))
             case Shutdown(drain):

@@ -12,7 +12,7 @@ from functools import partial
 from starlette.types import Receive, Scope, Send
 
 from ultrafast.backends import placement
-from ultrafast.backends.base import Call, ChatRequest
+from ultrafast.backends.base import Call, ChatRequest, GenerationStream
 from ultrafast.gateway.admission import Grant, Wish
 from ultrafast.gateway.answers import Prepare, stream_answer, whole_answer
 from ultrafast.gateway.auth import IDENTITY
@@ -68,7 +68,7 @@ class ChatCompletions:
             try:
                 await self._run(exchange, chat, grant, tokens, client)
             finally:
-                grant.release(exchange.used_tokens)
+                exchange.settle()
         except asyncio.CancelledError:
             error = exchange.take_abort()
             if error is None:
@@ -138,8 +138,8 @@ class ChatCompletions:
         """Have a backend begin to answer; returns with its first event."""
         began, waited_before = time.perf_counter(), exchange.queue_seconds
 
-        def submitted(backend: str) -> None:
-            exchange.backend = backend
+        def submitted(backend: str, stream: GenerationStream) -> None:
+            exchange.backend, exchange.stream = backend, stream
             # With what the backends before this one took to fail.
             exchange.queue_seconds = waited_before + time.perf_counter() - began
             exchange.system_fingerprint = self._service.system_fingerprint(backend)

@@ -7,7 +7,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
-from ultrafast.backends.base import ChatRequest, GenerationEvent, Summary
+from ultrafast.backends.base import ChatRequest, GenerationEvent, GenerationStream, Summary
 from ultrafast.errors import UltrafastError
 from ultrafast.gateway.admission import Grant
 from ultrafast.gateway.failures import Headers, code_of, status_of
@@ -32,7 +32,8 @@ class Exchange:
     tier_asked: str | None = ""  # None: nothing was said; empty: the request was not understood so far
     tier_served: str = ""
     backend: str = ""  # the last one that worked on it or, where none did, the first of the route
-    begun: bool = False  # the backend has given its first event
+    stream: GenerationStream | None = None  # of that backend
+    begun: bool = False  # something was computed for it, be it a part of its prompt
     prompt_tokens: int = 0
     queue_seconds: float = 0.0
     grant: Grant | None = None
@@ -66,6 +67,15 @@ class Exchange:
         """The backend works on the answer no more: its slots are the next one's, though this reader take his time."""
         if self.grant is not None:
             self.grant.free_slots()
+
+    def settle(self) -> None:
+        """Nothing works on it any more: what was computed, also until it was given up, counts, and no more."""
+        if self.summary is None and self.stream is not None:
+            self.summary = self.stream.summary
+        if self.summary is not None and self.summary.prompt_tokens:
+            self.begun = True
+        if self.grant is not None:
+            self.grant.release(self.used_tokens)
 
     def abort(self, error: UltrafastError) -> None:
         """End the request with ``error`` wherever it stands."""

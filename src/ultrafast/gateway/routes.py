@@ -17,6 +17,7 @@ from ultrafast.backends.base import (
     GenerationEvent,
     GenerationStream,
     ModelDescription,
+    Summary,
     as_relayed,
 )
 from ultrafast.errors import EngineError, EngineUnavailableError
@@ -52,6 +53,11 @@ class Opened:
     def tier(self) -> str:
         """The tier that is served and billed, as far as is known by now."""
         return tier_served(self._tier, None if self._relayed is None else self._relayed.served_tier)
+
+    @property
+    def summary(self) -> Summary | None:
+        """See ``GenerationStream``."""
+        return self._stream.summary
 
     @property
     def estimated(self) -> bool:
@@ -167,11 +173,11 @@ class Routes:
         self,
         call: Call,
         attempts: list[Attempt] | None = None,
-        submitted: Callable[[str], None] = lambda backend: None,
+        submitted: Callable[[str, GenerationStream], None] = lambda backend, stream: None,
     ) -> Opened:
         """Begin to answer ``call``, by the first backend of its route that gives an event.
 
-        ``submitted`` is called with the name of each backend that works on it. What was tried before is appended to
+        ``submitted`` is called with each backend that works on it, and its stream. What was tried before is appended to
         ``attempts``, also where nothing is left to try and an ``EngineError`` is raised. A ``RequestError`` is the
         client's fault: it is raised at once.
         """
@@ -187,7 +193,7 @@ class Routes:
                 note = error.note if isinstance(error, EngineUnavailableError) else None
                 attempts.append(Attempt(name, note or str(error), asked=False))
                 continue
-            submitted(name)
+            submitted(name, stream)
             try:
                 first = await _first_event(stream)
             except EngineError as error:

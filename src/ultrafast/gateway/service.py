@@ -203,7 +203,7 @@ class Service:
             queue_seconds=exchange.queue_seconds + (summary.queue_seconds if summary else 0.0),
             prefill_seconds=summary.prefill_seconds if summary else 0.0,
             decode_seconds=summary.decode_seconds if summary else 0.0,
-            ttft_seconds=exchange.queue_seconds + summary.ttft_seconds if summary else 0.0,
+            ttft_seconds=exchange.queue_seconds + summary.ttft_seconds if summary and summary.ttft_seconds else 0.0,
             total_seconds=total,
             prompt_text=json.dumps(chat.messages) if chat and text is not None else None,
             answer_text="".join(text) if text is not None else None,
@@ -231,8 +231,9 @@ def _log(exchange: Exchange, total: float) -> None:
         exchange.model or "-",
         exchange.identity.project.name,
     ]
-    if summary is None:
-        logger.info(line + "total=%.3f s", *values, exchange.prompt_tokens, exchange.produced, total)
+    if summary is None or not summary.completion_tokens:
+        prompt_tokens = exchange.prompt_tokens if summary is None else summary.prompt_tokens
+        logger.info(line + "total=%.3f s", *values, prompt_tokens, exchange.produced, total)
         return
     decode = summary.decode_seconds
     choices = exchange.chat.choices if exchange.chat else 1
