@@ -34,6 +34,9 @@ over_capacity = "refuse"
 
 [tiers.priority.limits]
 requests_per_minute = 2
+
+[tiers.flex.limits]
+requests_per_minute = 1000
 """
 
 
@@ -234,6 +237,7 @@ def test_flex_over_capacity_is_refused_at_once_and_uncharged(server: TieredServe
         held.leave()
     assert refusal.status_code == 429
     assert refusal.json()["error"]["code"] == "tier_at_capacity"
+    assert refusal.headers["x-ratelimit-limit-requests"] == "1000"
 
 
 def test_capacity_to_zero_and_back(server: TieredServer) -> None:
@@ -253,7 +257,8 @@ def test_revoking_a_key_ends_its_streams_and_no_other(server: TieredServer) -> N
     try:
         assert doomed.wait(5)
         assert doomed.events[-1] == "[DONE]"
-        assert json.loads(doomed.events[-2])["error"]["code"] == "invalid_api_key"
+        error = json.loads(doomed.events[-2])["error"]
+        assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
         count = len(bystander.lines)
         time.sleep(0.5)
         assert len(bystander.lines) > count

@@ -336,6 +336,9 @@ model = "theirs"
 [[routes]]
 model = "chat"
 backends = ["rack"]
+
+[tiers.default.limits]
+requests_per_minute = 60
 """,
         encoding="utf-8",
     )
@@ -345,6 +348,8 @@ backends = ["rack"]
     for status in (502, 503):  # the second one finds it backing off
         refusal = httpx.post(server.base_url + "/chat/completions", json=body, headers=headers, timeout=60)
         assert refusal.status_code == status
+        assert refusal.headers["x-ratelimit-limit-requests"] == "60", "as an answer would say"
+        assert refusal.headers["x-ratelimit-remaining-requests"] in ("58", "59")
     assert server.wait_for(r"req_\w+: backend rack: the server behind this model cannot be reached$", 5)
     assert server.wait_for(r"req_\w+: backend rack was not asked: left alone after a failure, for \d\.\d s more$", 5)
     assert server.wait_for(r"req_\w+ upstream_error tier=default backend=rack model=chat project=default prompt=", 5)

@@ -22,6 +22,7 @@ from ultrafast.engine.messages import (
     Events,
     Failed,
     FromEngine,
+    GenerationEvent,
     GenerationRequest,
     Load,
     ModelDescription,

@@ -132,11 +132,11 @@ class Admission:
         except _FullError:
             name = lane_of(wish.tier)
             if name in LOWEST_TIERS or self._rule(name, wish) != "downgrade":
-                raise self._at_capacity(name) from None
+                raise self._at_capacity(wish, name) from None
         try:
             return await self._enter(wish, DEFAULT_TIER, asked)
         except _FullError:
-            raise self._at_capacity(DEFAULT_TIER) from None
+            raise self._at_capacity(wish, DEFAULT_TIER) from None
 
     async def _enter(self, wish: Wish, tier_word: str, asked: float) -> Grant:
         name = lane_of(tier_word)
@@ -223,7 +223,6 @@ class Admission:
                     f"{limits.tokens_per_minute} tokens a minute at this tier: shorten it or lower max_tokens",
                     code="rate_limit_exceeded",
                     headers=[SHOULD_NOT_RETRY],
-                    kind="rate_limit_error",
                 )
             raise _limited("token", "a minute", limits.tokens_per_minute, account.tokens.seconds_until(wish.tokens))
         account.streams += 1
@@ -245,14 +244,15 @@ class Admission:
         account.streams -= 1
         account.tokens.give(max(0, wish.tokens - used_tokens))
 
-    def _at_capacity(self, name: str) -> HttpError:
+    def _at_capacity(self, wish: Wish, name: str) -> HttpError:
         closed = self._tiers[name].slots == 0
+        view = self._limits_view(self._account(wish.project, name), self._tiers[name].settings.limits)
         return HttpError(
             HTTPStatus.TOO_MANY_REQUESTS,
             f"the tier '{name}' is " + ("closed: ask for another" if closed else "at capacity: try again, or another"),
             code="tier_at_capacity",
-            headers=[SHOULD_NOT_RETRY] if closed else retry_headers(),  # an operator opens it, not time
-            kind="rate_limit_error",
+            # A closed one is opened by an operator, not by time.
+            headers=([SHOULD_NOT_RETRY] if closed else retry_headers()) + view.headers(),
         )
 
     @staticmethod
@@ -272,5 +272,4 @@ def _limited(noun: str, span: str, limit: int | None, seconds: float) -> HttpErr
         f"the limit of this project at this tier, {limit} {noun}{'' if limit == 1 else 's'} {span}, is reached",
         code="rate_limit_exceeded",
         headers=retry_headers(seconds),
-        kind="rate_limit_error",
     )

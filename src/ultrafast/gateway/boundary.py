@@ -20,6 +20,7 @@ logger = logging.getLogger("ultrafast.gateway")
 
 REQUEST_ID = "ultrafast.request_id"  # where a scope holds it
 ACCOUNTED = "ultrafast.accounted"  # set in a scope whose request has a line of its own in the log
+ERROR_HEADERS = "ultrafast.error_headers"  # where a scope holds what a route adds to those of an error
 
 
 async def answer(
@@ -50,7 +51,7 @@ async def answer(
     if ACCOUNTED not in scope:
         logger.info("%s %s status=%d", request_id, code_of(failure), status_of(failure))
     if not started:
-        await send_error(send, failure, [(b"x-request-id", request_id.encode())])
+        await send_error(send, failure, [(b"x-request-id", request_id.encode()), *scope.get(ERROR_HEADERS, [])])
 
 
 async def unknown_route(scope: Scope, receive: Receive, send: Send) -> None:

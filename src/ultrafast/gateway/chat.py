@@ -16,7 +16,7 @@ from ultrafast.backends.base import Call, ChatRequest, GenerationStream
 from ultrafast.gateway.admission import Grant, Wish
 from ultrafast.gateway.answers import Prepare, stream_answer, whole_answer
 from ultrafast.gateway.auth import IDENTITY
-from ultrafast.gateway.boundary import ACCOUNTED, REQUEST_ID
+from ultrafast.gateway.boundary import ACCOUNTED, ERROR_HEADERS, REQUEST_ID
 from ultrafast.gateway.exchange import Exchange
 from ultrafast.gateway.http import DirectWrite, direct_write, while_connected
 from ultrafast.gateway.json_input import parse_object, read_body
@@ -56,7 +56,11 @@ class ChatCompletions:
             self._service.check_open()
             with self._service.in_flight(exchange):
                 client = _Client(send, direct_write(scope))
-                await while_connected(receive, self._answer(exchange, body, over_capacity, client))
+                try:
+                    await while_connected(receive, self._answer(exchange, body, over_capacity, client))
+                finally:
+                    if exchange.grant is not None:
+                        scope[ERROR_HEADERS] = exchange.grant.limits.headers()
 
     async def _answer(
         self, exchange: Exchange, body: bytes, over_capacity: OverCapacity | None, client: _Client

@@ -29,12 +29,12 @@ class HttpError(RequestError):
         code: str,
         param: str | None = None,
         headers: Headers | None = None,
-        kind: str | None = None,
     ) -> None:
         super().__init__(message, param=param, code=code)
         self.status = status
         self.headers = headers or []
-        self.type = kind or self.type
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            self.type = "rate_limit_error"
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
