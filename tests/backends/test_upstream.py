@@ -121,6 +121,58 @@ async def test_without_usage_tokens_are_estimated_and_that_is_said(proxy: FaultP
     assert (summary.prompt_tokens, summary.completion_tokens, stream.estimated) == (3, 3, True)
 
 
+@pytest.mark.parametrize(
+    ("reported", "counted"),
+    [
+        (usage(prompt=-1), None),
+        (usage(completion=-5), None),
+        (usage(prompt=10**12), None),
+        (usage(prompt=50_000), None),  # a prompt of eight letters, and the most that a template could add
+        (usage(completion=10**9), None),
+        (usage(prompt=10**30), None),
+        (usage(prompt=2.5), None),
+        (usage() | {"prompt_tokens": "11"}, None),
+        (usage() | {"completion_tokens": None}, None),
+        (usage() | {"completion_tokens": True}, None),
+        ({"total_tokens": 13}, None),
+        ([11, 2], None),
+        ("many", None),
+        (usage(completion=17), (11, 0, 16)),  # more than was asked for
+        (usage(prompt_tokens_details={"cached_tokens": 12}), (11, 11, 2)),
+        (usage(prompt_tokens_details={"cached_tokens": -1}), (11, 0, 2)),
+        (usage(prompt_tokens_details="all"), (11, 0, 2)),
+        (usage(prompt=11.0, prompt_tokens_details={"cached_tokens": 4.0}), (11, 4, 2)),
+        (usage(queue_time="long", completion_time=-1), (11, 0, 2)),
+    ],
+    ids=str,
+)
+async def test_no_more_is_billed_than_can_be(
+    proxy: FaultProxy, caplog: pytest.LogCaptureFixture, reported: Any, counted: tuple[int, int, int] | None
+) -> None:
+    ending = json.dumps({"choices": [], "usage": reported, "time_info": "short", "x_groq": 5})
+    found, stream = await answer_of(proxy, chunk("One"), chunk(" two"), chunk(" three", "stop"), ending, "[DONE]")
+    summary = found[-1].summary
+    assert summary is not None
+    assert stream.estimated == (counted is None)
+    assert (summary.prompt_tokens, summary.cached_tokens, summary.completion_tokens) == (counted or (3, 0, 3))
+    warnings = [record.getMessage() for record in caplog.records]
+    if counted is None or counted[2] == 16:
+        assert len(warnings) == 1
+        assert warnings[0].startswith("backend other: the token counts that it reports cannot be right")
+    else:
+        assert warnings == []
+
+
+async def test_choices_bound_the_tokens_and_no_bound_was_sent_where_it_is_omitted(proxy: FaultProxy) -> None:
+    last = [chunk("Hi", "stop", index=1), chunk("Hi", "stop", usage=usage(completion=33)), "[DONE]"]
+    found, _ = await answer_of(proxy, *last, call=call_of(choices=2))
+    assert found[-1].summary is not None
+    assert found[-1].summary.completion_tokens == 2 * 16
+    found, _ = await answer_of(proxy, *last, call=call_of(choices=2), omit=("max_tokens",))
+    assert found[-1].summary is not None
+    assert found[-1].summary.completion_tokens == 33
+
+
 async def test_the_times_of_those_who_tell_them(proxy: FaultProxy) -> None:
     cerebras = {"queue_time": 0.25, "prompt_time": 0.5, "completion_time": 1.5, "total_time": 2.25}
     groq = usage(**cerebras)

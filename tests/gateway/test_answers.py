@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from typing import Self
 
 import pytest
 from hypothesis import given, settings
@@ -71,6 +72,54 @@ async def answer(client: Client, stream: GenerationStream, exchange: Exchange) -
         return Opened(stream, first, backend="local", tier="default", attempts=[])
 
     await stream_answer(exchange, CHAT, opening, client.send, client.write)
+
+
+class LateStream:
+    """Of another server that names the tier only with its usage."""
+
+    estimated = False
+    summary: Summary | None = None
+    served_tier: str | None = None
+
+    def __init__(self) -> None:
+        self._events = [token(0), token(1), GenerationEvent(0, [], "", None, "stop", SUMMARY)]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> GenerationEvent:
+        event = self._events.pop(0)
+        if event.summary is not None:
+            self.served_tier = "default"
+        return event
+
+    async def aclose(self) -> None:
+        pass
+
+    def divert(self, sink: object, ended: object) -> None:
+        """Its events are iterated."""
+
+
+def test_a_tier_that_is_told_late_is_in_what_follows_and_billed() -> None:
+    async def play() -> tuple[Client, Exchange]:
+        client, exchange = Client(), make_exchange()
+        exchange.tier_served = "ultrafast"
+
+        async def opening(prepare: Prepare) -> Opened:
+            prepare()
+            stream = LateStream()
+            return Opened(stream, await anext(stream), backend="other", tier="ultrafast", attempts=[])
+
+        await stream_answer(exchange, CHAT, opening, client.send, client.write)
+        return client, exchange
+
+    client, exchange = asyncio.run(play())
+    lines = [line.removeprefix("data: ") for line in client.body.decode().split("\n\n")][:-2]
+    chunks = [json.loads(line) for line in lines]
+    assert [chunk["service_tier"] for chunk in chunks] == ["ultrafast", "ultrafast", "default", "default"]
+    assert chunks[-1]["usage"]["completion_tokens"] == SUMMARY.completion_tokens
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert exchange.tier_served == "default"
 
 
 def token(index: int) -> GenerationEvent:
@@ -168,6 +217,8 @@ def test_a_slow_reader_of_another_servers_answer_holds_nothing_of_it_once_it_is_
     assert client.texts() == words
     last = next(line for line in client.body.decode().split("\n\n") if "time_info" in line)
     assert json.loads(last.removeprefix("data: "))["time_info"]["completion_time"] < 0.8
+
+
 @pytest.mark.parametrize(
     ("summary", "used"),
     [

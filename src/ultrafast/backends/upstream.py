@@ -248,7 +248,7 @@ class UpstreamStream(EventStream):
         self._judged = False
         self._released = False
         self._whole = False  # its last event has come
-        self._answer = Answer(call)
+        self._answer = Answer(call, limits_tokens="max_tokens" not in backend.settings.omit)
         self._reader = EventReader()
         self._response: httpx2.Response | None = None
         self._pieces: Any = None  # the response's iterator
@@ -299,6 +299,13 @@ class UpstreamStream(EventStream):
             if isinstance(last, Refusal):
                 await self._give_up(last)
             else:
+                if self._answer.implausible:
+                    logger.warning(
+                        "backend %s: the token counts that it reports cannot be right (request %s); what it sent, "
+                        "or was asked for at most, is billed",
+                        self._backend.name,
+                        self._call.request_id,
+                    )
                 self._release()
                 self.push(last)
         except Exception as error:  # a bug: it is raised in the task whose request this is

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from ultrafast.backends.base import Call, GenerationEvent, Summary
-from ultrafast.backends.upstream_messages import Chunk, ChunkChoice, ChunkUsage, Times, token_logprobs
+from ultrafast.backends.upstream_messages import Chunk, ChunkChoice, read_times, read_usage, token_logprobs
 
-_MAXIMUM_TOKENS: Final = 1 << 40
+_MOST_COMPLETION_TOKENS: Final = 1 << 24  # beyond, it is no count
+# Of a prompt, which has no more tokens than bytes: what a template and a system prompt there may add.
+_MOST_ADDED_TOKENS: Final = 1 << 15
+_MOST_ADDED_TOKENS_PER_MESSAGE: Final = 32
 _LETTERS_PER_TOKEN: Final = 4  # a usual estimate, where no one counts
 _MOST_LETTERS_PER_TOKEN: Final = 256  # beyond, the other server does not keep to ``max_tokens``
 _SPARE_LETTERS: Final = 4096
@@ -24,19 +27,23 @@ class AnswerError(ValueError):
 class Answer:
     """One answer as it comes. The end of its last choice is held back until the account is there."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, *, limits_tokens: bool = True) -> None:
+        """``limits_tokens``: the call's ``max_tokens`` were sent."""
         self._call = call
+        self._limits_tokens = limits_tokens
         self._finished: set[int] = set()
         self._last: tuple[int, str] | None = None
         self._pieces = 0
         self._letters = 0
-        self._usage: ChunkUsage | None = None
-        self._times: Times | None = None
+        self._usage: object = None  # as reported last
+        self._times: tuple[float, float, float] | None = None
         self._started = time.perf_counter()
         self._first: float | None = None
         self.tier_word: str | None = None  # as reported last
         self.alive = False  # something was generated, be it words of reasoning
         self.held_seconds = 0.0  # for which nothing was read, as whoever reads us was behind
+        self.estimated = True  # the tokens of the summary
+        self.implausible = False  # the tokens that were reported
 
     @property
     def begun(self) -> bool:
@@ -48,20 +55,15 @@ class Answer:
         """Whether every choice has ended: what may still come is the account."""
         return self._last is not None
 
-    @property
-    def estimated(self) -> bool:
-        """Whether the tokens are estimates."""
-        return self._usage is None
-
     def add(self, chunk: Chunk) -> list[GenerationEvent]:
         """The events of ``chunk``. Raises AnswerError."""
         self.tier_word = chunk.service_tier_used or chunk.service_tier or self.tier_word
-        usage = chunk.usage or (chunk.x_groq.usage if chunk.x_groq is not None else None)
-        if usage is not None and _sound(usage):
+        usage = chunk.reported_usage
+        if usage is not None:
             self._usage = usage
         for times in (usage, chunk.time_info):
-            if times is not None and _timed(times):
-                self._times = times
+            if times is not None:
+                self._times = read_times(times) or self._times
         self.alive = False
         events = [event for choice in chunk.choices or () for event in self._of_choice(choice)]
         if events or self._last is not None:
@@ -102,30 +104,28 @@ class Answer:
 
     def _summary(self) -> Summary:
         ended, first = time.perf_counter(), self._first or time.perf_counter()
-        usage, times = self._usage, self._times
-        if usage is not None:
-            prompt, completion = usage.prompt_tokens, usage.completion_tokens
-            details = usage.prompt_tokens_details
-            cached = min(prompt, max(0, details.cached_tokens or 0)) if details is not None else 0
-        else:
-            prompt, completion, cached = self._estimated_prompt(), self._pieces, 0
-        if times is not None:
-            seconds = (times.queue_time or 0.0, times.prompt_time or 0.0, times.completion_time or 0.0)
-        else:
-            seconds = (0.0, first - self._started, ended - first - self.held_seconds)
+        prompt, cached, completion = self._tokens()
+        seconds = self._times or (0.0, first - self._started, ended - first - self.held_seconds)
         return Summary(prompt, cached, completion, *seconds, first - self._started, completion)
+
+    def _tokens(self) -> tuple[int, int, int]:
+        """Of the prompt, cached ones among them, and of the answer: as reported, if that can be, else as relayed."""
+        call = self._call
+        messages = call.chat.messages
+        sent_bytes = sum(len(text.encode()) for message in messages for text in message.values())
+        most_prompt = sent_bytes + _MOST_ADDED_TOKENS + len(messages) * _MOST_ADDED_TOKENS_PER_MESSAGE
+        usage = read_usage(self._usage, most_prompt=most_prompt, most_completion=_MOST_COMPLETION_TOKENS)
+        self.estimated = usage is None
+        self.implausible = self.estimated and self._usage is not None
+        prompt, cached, completion = usage or (self._estimated_prompt(), 0, self._pieces)
+        most = call.max_tokens * call.chat.choices
+        if self._limits_tokens and completion > most:
+            self.implausible |= not self.estimated
+            completion = most
+        return prompt, cached, completion
 
     def _estimated_prompt(self) -> int:
         if self._call.prompt_tokens is not None:
             return len(self._call.prompt_tokens)
         letters = sum(len(text) for message in self._call.chat.messages for text in message.values())
         return -(-letters // _LETTERS_PER_TOKEN)
-
-
-def _sound(usage: ChunkUsage) -> bool:
-    return 0 <= usage.prompt_tokens <= _MAXIMUM_TOKENS and 0 <= usage.completion_tokens <= _MAXIMUM_TOKENS
-
-
-def _timed(times: Times) -> bool:
-    given = (times.queue_time, times.prompt_time, times.completion_time)
-    return given[2] is not None and all(value is None or 0 <= value <= _MAXIMUM_TOKENS for value in given)

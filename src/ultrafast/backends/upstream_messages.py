@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,8 @@ UNKNOWN_TOKEN: Final = -1  # the id of a token that another server generated
 # llama.cpp's server, Cerebras and today's Groq take ``stream_options``; Mistral and some of Azure's do not. The older
 # ``max_tokens`` is known everywhere but to OpenAI's models that reason.
 ALTERNATIVES: Final[dict[str, str | None]] = {"stream_options": None, "max_tokens": "max_completion_tokens"}
+
+_MAXIMUM_SECONDS: Final = 1e9
 
 _DEFAULTS: Final = SamplingParameters()
 _NUMBERS: Final = (
@@ -98,44 +100,21 @@ class ChunkChoice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class PromptDetails(msgspec.Struct):
-    """A part of the usage."""
-
-    cached_tokens: int | None = None
-
-
-class Times(msgspec.Struct):
-    """Seconds, as Cerebras reports them in ``time_info`` and Groq in its usage."""
-
-    queue_time: float | None = None
-    prompt_time: float | None = None
-    completion_time: float | None = None
-
-
-class ChunkUsage(Times):
-    """The token counts of the whole request."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: PromptDetails | None = None
-
-
-class GroqExtension(msgspec.Struct):
-    """Groq's own field, which had the usage before ``stream_options`` was known there."""
-
-    usage: ChunkUsage | None = None
-
-
 class Chunk(msgspec.Struct):
-    """One event of the stream, as far as it matters here."""
+    """One event of the stream, as far as it matters here. Nothing in its account may end an answer: of any type."""
 
     choices: list[ChunkChoice] | None = None
-    usage: ChunkUsage | None = None
     service_tier: str | None = None
     service_tier_used: str | None = None  # Cerebras
-    time_info: Times | None = None  # Cerebras, and we
-    x_groq: GroqExtension | None = None
+    usage: Any = None
+    x_groq: Any = None  # Groq's own, which had the usage before ``stream_options`` was known there
+    time_info: Any = None  # Cerebras, and we
     error: Any = None
+
+    @property
+    def reported_usage(self) -> object:
+        """The token counts of the whole request, whatever they are; None where there are none."""
+        return self.usage or _object(self.x_groq).get("usage")
 
 
 _decoder: Final = msgspec.json.Decoder(Chunk)
@@ -144,6 +123,47 @@ _decoder: Final = msgspec.json.Decoder(Chunk)
 def read_chunk(data: bytes) -> Chunk:
     """One event's data. Raises ``ValueError`` (msgspec's errors are) where it is no chunk."""
     return _decoder.decode(data)
+
+
+class Usage(NamedTuple):
+    """The token counts of a request that can be believed."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+
+def read_usage(usage: object, *, most_prompt: int, most_completion: int) -> Usage | None:
+    """What another server counted; None where that cannot be."""
+    counts = _object(usage)
+    prompt = _count(counts.get("prompt_tokens"), most_prompt)
+    completion = _count(counts.get("completion_tokens"), most_completion)
+    if prompt is None or completion is None:
+        return None
+    cached = _count(_object(counts.get("prompt_tokens_details")).get("cached_tokens"), most_prompt)
+    return Usage(prompt, min(cached or 0, prompt), completion)
+
+
+def read_times(times: object) -> tuple[float, float, float] | None:
+    """Seconds of waiting, prompt and answer, as Cerebras tells them in ``time_info`` and Groq in its usage."""
+    given = _object(times)
+    if given.get("completion_time") is None:
+        return None
+    seconds = [given.get(name) or 0.0 for name in ("queue_time", "prompt_time", "completion_time")]
+    if not all(isinstance(value, int | float) and 0 <= value <= _MAXIMUM_SECONDS for value in seconds):
+        return None
+    queue, prompt, completion = seconds
+    return queue, prompt, completion
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: object, most: int) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= most else None
 
 
 def token_logprobs(logprobs: Logprobs | None) -> list[TokenLogprob] | None:

@@ -151,8 +151,11 @@ class _EventResponse:
         opened.divert(partial(self._take, writer), exchange.generated)
         async for event in opened:
             exchange.note(event)
-            data = writer.event(event.choice, event.text, event.logprobs, event.finish_reason, event.summary)
             summary = event.summary
+            if summary is not None and exchange.tier_served != opened.tier:  # another server told it with its account
+                exchange.tier_served = opened.tier
+                writer.name_tier(opened.tier)
+            data = writer.event(event.choice, event.text, event.logprobs, event.finish_reason, summary)
             if summary is None:
                 if data:
                     self._is_writing = True

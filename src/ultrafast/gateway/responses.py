@@ -109,7 +109,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 
 class Heading(msgspec.Struct, frozen=True):
-    """What is equal in every piece of a response."""
+    """What is equal in every piece of a response; the tier, where another server tells it late, from then on."""
 
     id: str
     created: int
@@ -156,6 +156,15 @@ class ChunkWriter:
     """Server-sent events of one response, spliced from ready-made bytes: no JSON object is built per event."""
 
     def __init__(self, heading: Heading, *, seed: int, include_usage: bool, gateway_queue_seconds: float = 0.0) -> None:
+        self._begin(heading)
+        self._close = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._plain_end = b'},"logprobs":null,"finish_reason":null}]' + self._close
+        self._seed = b',"seed":%d' % seed
+        self._queue_seconds = gateway_queue_seconds
+        self._started: set[int] = set()
+
+    def _begin(self, heading: Heading) -> None:
+        self._heading = heading
         self._head = (
             b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,"service_tier":%b,'
             b'"system_fingerprint":%b,'
@@ -168,11 +177,10 @@ class ChunkWriter:
             )
         )
         self._open = self._head + b'"choices":[{"index":'
-        self._close = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._plain_end = b'},"logprobs":null,"finish_reason":null}]' + self._close
-        self._seed = b',"seed":%d' % seed
-        self._queue_seconds = gateway_queue_seconds
-        self._started: set[int] = set()
+
+    def name_tier(self, tier: str) -> None:
+        """Tell from the next event on that ``tier`` is served: some servers say so in the middle, or with the usage."""
+        self._begin(msgspec.structs.replace(self._heading, service_tier=tier))
 
     def has_begun(self, choice: int) -> bool:
         """Whether an event of ``choice`` was made already: the first one says more than the others."""
