@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,8 +16,8 @@ from tests.fault_proxy import Fault, FaultProxy, events, response
 from ultrafast.backends import upstream
 from ultrafast.backends.base import Call, ChatRequest, GenerationEvent, SamplingParameters, as_relayed
 from ultrafast.backends.settings import UpstreamSettings
-from ultrafast.backends.upstream import UpstreamBackend, UpstreamStream, read_key
-from ultrafast.errors import ConfigurationError, EngineUnavailableError, RequestError, UpstreamError
+from ultrafast.backends.upstream import UpstreamBackend, UpstreamStream
+from ultrafast.errors import EngineUnavailableError, RequestError, UpstreamError
 
 KEY = "sk-canary-of-the-upstream-51ab"
 
@@ -486,27 +485,3 @@ async def test_a_kept_connection_that_the_other_side_closed() -> None:
             assert [event.text for event in await read(backend.answer(call_of()))] == ["Hi", ""]
             assert connections == expected
         await backend.retire()
-
-
-def test_where_the_key_is(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    in_file = UpstreamSettings(url="http://x/v1", model="m", key_file=str(path))
-    in_variable = UpstreamSettings(url="http://x/v1", model="m", key_variable="OTHER")
-    assert read_key(UpstreamSettings(url="http://x/v1", model="m"), {}) is None
-    assert read_key(in_variable, {"OTHER": KEY}) == KEY
-    for bad in ("", "with space", "ü"):
-        with pytest.raises(ConfigurationError, match="OTHER"):
-            read_key(in_variable, {"OTHER": bad})
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
-        read_key(in_file, {})
-    path.write_text(KEY + "\n")
-    path.chmod(0o644)
-    with pytest.raises(ConfigurationError, match="can be read by others"):
-        read_key(in_file, {})
-    path.chmod(0o600)
-    assert read_key(in_file, {}) == KEY
-    backend = UpstreamBackend("other", in_file, environment={})
-    assert backend.same_as(in_file, KEY)
-    assert not backend.same_as(in_file, KEY + "x")
-    assert not backend.same_as(in_variable, KEY)
-    assert KEY not in repr(backend) + repr(vars(backend)["_client"].headers)
