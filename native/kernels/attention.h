@@ -50,7 +50,29 @@ struct TileScratch {
   float* values;   // [kChunk][kValueTile] one tile of values as float32
 };
 
-// scores[q][0, kVectors × 8) = scale × q·k of keys side by side; dimensions ascending, one chain.
+// sums[q][v] += factors[q × stride] × vectors[v], fused. The fewer of both are held in registers beside the sums: with
+// one more a sum would go through memory at every step, and that is slow.
+template <int kQueries, int kVectors, class Element>
+ULTRAFAST_INLINE void multiply_add(const float* factors, std::int64_t stride, const Element* vectors,
+                                   F32 (&sums)[kQueries][kVectors]) {
+  if constexpr (kVectors > kQueries) {
+    F32 factor[kQueries];
+    for (int q = 0; q < kQueries; ++q) factor[q] = set1(factors[q * stride]);
+    for (int v = 0; v < kVectors; ++v) {
+      const F32 vector = load_any(vectors + v * kLanes);
+      for (int q = 0; q < kQueries; ++q) sums[q][v] = fused(factor[q], vector, sums[q][v]);
+    }
+  } else {
+    F32 vector[kVectors];
+    for (int v = 0; v < kVectors; ++v) vector[v] = load_any(vectors + v * kLanes);
+    for (int q = 0; q < kQueries; ++q) {
+      const F32 factor = set1(factors[q * stride]);
+      for (int v = 0; v < kVectors; ++v) sums[q][v] = fused(factor, vector[v], sums[q][v]);
+    }
+  }
+}
+
+// scores[q][0, kVectors × 8) = q·k of keys side by side; dimensions ascending, one chain.
 template <int kQueries, int kVectors, class Key>
 ULTRAFAST_INLINE void score_tile(const AttentionArguments& a, const float* query, const Key* keys, int stride,
                                  float* scores) {
@@ -58,29 +80,10 @@ ULTRAFAST_INLINE void score_tile(const AttentionArguments& a, const float* query
   for (int q = 0; q < kQueries; ++q)
     for (int v = 0; v < kVectors; ++v) sums[q][v] = zero();
   for (int d = 0; d < a.padded_head_size; ++d, keys += stride) {
-    if constexpr (kVectors > kQueries) {
-      F32 part[kQueries];
-      for (int q = 0; q < kQueries; ++q) part[q] = set1(query[q * a.padded_head_size + d]);
-      for (int v = 0; v < kVectors; ++v) {
-        const F32 key = load_any(keys + v * kLanes);
-        for (int q = 0; q < kQueries; ++q) sums[q][v] = fused(part[q], key, sums[q][v]);
-      }
-    } else {
-      F32 key[kVectors];
-      for (int v = 0; v < kVectors; ++v) key[v] = load_any(keys + v * kLanes);
-      for (int q = 0; q < kQueries; ++q) {
-        const F32 part = set1(query[q * a.padded_head_size + d]);
-        for (int v = 0; v < kVectors; ++v) sums[q][v] = fused(part, key[v], sums[q][v]);
-      }
-    }
+    multiply_add<kQueries, kVectors>(query + d, a.padded_head_size, keys, sums);
   }
-  for (int q = 0; q < kQueries; ++q) {
-    for (int v = 0; v < kVectors; ++v) {
-      F32 score = mul(sums[q][v], set1(a.scale));
-      if (a.softcap != 0.0f) score = soft_capped(score, a.softcap);
-      store(scores + q * kChunk + v * kLanes, score);
-    }
-  }
+  for (int q = 0; q < kQueries; ++q)
+    for (int v = 0; v < kVectors; ++v) store(scores + q * kChunk + v * kLanes, sums[q][v]);
 }
 
 // sums[q][0, kVectors × 8) += Σ weight × value over positions [begin, end), ascending. value: position `begin`'s.
@@ -91,12 +94,7 @@ ULTRAFAST_INLINE void value_tile(const float* weights, const Value* value, std::
   for (int q = 0; q < kQueries; ++q)
     for (int v = 0; v < kVectors; ++v) acc[q][v] = load(sums + q * sums_stride + v * kLanes);
   for (int p = begin; p < end; ++p, value += stride) {
-    F32 part[kVectors];
-    for (int v = 0; v < kVectors; ++v) part[v] = load_any(value + v * kLanes);
-    for (int q = 0; q < kQueries; ++q) {
-      const F32 weight = set1(weights[q * kChunk + p]);
-      for (int v = 0; v < kVectors; ++v) acc[q][v] = fused(weight, part[v], acc[q][v]);
-    }
+    multiply_add<kQueries, kVectors>(weights + p, kChunk, value, acc);
   }
   for (int q = 0; q < kQueries; ++q)
     for (int v = 0; v < kVectors; ++v) store(sums + q * sums_stride + v * kLanes, acc[q][v]);
@@ -289,11 +287,15 @@ static void chunk_values(const ChunkWork& work) {
   }
 }
 
-// scores become weights exp(score − maximum). Returns the maximum, and the sum of weights in 16 lanes by position; the
-// sum is NaN where a score is not finite, for neither maximum nor exponential would show it.
-static Running chunk_weights(float* scores, const Seen& seen) {
+// Scores are scaled, capped and become weights exp(score − maximum). Returns the maximum, and the sum of weights in 16
+// lanes by position; the sum is NaN where a score is not finite, for neither maximum nor exponential would show it.
+static Running chunk_weights(const AttentionArguments& a, float* scores, const Seen& seen) {
   const int begin = seen.tile_begin();
   const int end = seen.tile_end();
+  for (int p = begin; p < end; p += kLanes) {
+    const F32 score = mul(load(scores + p), set1(a.scale));
+    store(scores + p, a.softcap != 0.0f ? soft_capped(score, a.softcap) : score);
+  }
   for (int p = begin; p < seen.begin; ++p) scores[p] = kLowest;
   for (int p = seen.end; p < end; ++p) scores[p] = kLowest;
   F32 largest = set1(kLowest);
@@ -348,7 +350,7 @@ static void attention_chunk(const AttentionArguments& a, const TileScratch& scra
       a, scratch, seen, start / kCacheBlock, begin_row * a.head_count, (end_row - begin_row) * a.head_count};
   Running chunk[kTileQueries];
   chunk_scores(work);
-  for (int q = 0; q < work.count; ++q) chunk[q] = chunk_weights(work.weights(q), seen[work.first + q]);
+  for (int q = 0; q < work.count; ++q) chunk[q] = chunk_weights(a, work.weights(q), seen[work.first + q]);
   chunk_values(work);
   for (int q = 0; q < work.count; ++q) {
     const int index = work.first + q;

@@ -90,7 +90,7 @@ struct BlockDots {
 // activations, keys and the program. The distance is the best of those tried on one machine. With more rows than a few
 // a unit is read several times, so it is worth keeping.
 constexpr int kStreamedRows = 8;
-constexpr std::int64_t kStreamBytes = 1024;
+constexpr std::int64_t kStreamBytes = 1536;
 
 ULTRAFAST_INLINE bool is_streamed(const LinearArguments& a, int first_row, int first_vector) {
   return a.rows <= kStreamedRows && first_row == 0 && first_vector == 0;
