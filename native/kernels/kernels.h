@@ -173,6 +173,12 @@ struct Activation {
   std::int32_t* sums;       // [n / 32] sum of the block's int8 values
   std::int32_t* half_sums;  // [n / 16] sums of its halves
   float* scaled_sums;       // [n / 32] scale × sum
+
+  // The part from column `begin`, a multiple of kBlock, in quantised form only.
+  Activation quantised_from(std::int64_t begin) const {
+    const std::int64_t block = begin / kBlock;
+    return {nullptr, bytes + begin, scales + block, sums + block, half_sums + 2 * block, scaled_sums + block};
+  }
 };
 
 enum class ActivationKind : std::int32_t { kSilu, kGelu };  // gelu in its tanh form

@@ -20,17 +20,18 @@ void check_shape(const Shape& s) {
 
 }  // namespace
 
-Model::ActivationRoom::ActivationRoom(std::int64_t row_count, std::int64_t width) {
+Model::ActivationRoom::ActivationRoom(std::int64_t row_count, std::int64_t width, bool with_values) {
   const std::int64_t padded_width = padded(width);
   const std::int64_t blocks = padded_width / kBlock;
-  const std::int64_t row_bytes = (padded_width * 5 + blocks * 20 + 63) / 64 * 64;
+  const std::int64_t value_bytes = with_values ? padded_width * 4 : 0;
+  const std::int64_t row_bytes = (value_bytes + padded_width + blocks * 20 + 63) / 64 * 64;
   memory = Memory(static_cast<std::size_t>(row_bytes * row_count));
   rows.resize(static_cast<std::size_t>(row_count));
   for (std::int64_t r = 0; r < row_count; ++r) {
     std::uint8_t* start = memory.data() + r * row_bytes;
     Activation& row = rows[static_cast<std::size_t>(r)];
-    row.values = reinterpret_cast<float*>(start);
-    row.scales = row.values + padded_width;
+    row.values = with_values ? reinterpret_cast<float*>(start) : nullptr;
+    row.scales = reinterpret_cast<float*>(start + value_bytes);
     row.scaled_sums = row.scales + blocks;
     row.sums = reinterpret_cast<std::int32_t*>(row.scaled_sums + blocks);
     row.half_sums = row.sums + blocks;
@@ -205,6 +206,30 @@ void Model::make_rooms() {
   expert_ = Memory(static_cast<std::size_t>(shape_.max_rows * spread * widest_expert_ * 4));
 }
 
+// Where every reader of a gated product's result is the operation after it and takes quantised values only, they are
+// quantised where they arise: each unit of the product gives a whole block of every row.
+void Model::hand_on() {
+  const auto takes = [&](const Operation& reader, const Operation& before) {
+    return reader.kind == Kind::kLinear && reader.input.norm < 0 && before.kind == Kind::kGated &&
+           before.destination == reader.input.source &&
+           std::ranges::all_of(
+               reader.matrices, [&](std::int32_t index) { return is_quantised(matrix(index).source.type); });
+  };
+  std::int64_t widest = 0;
+  for (std::size_t i = 0; i + 1 < program_.size(); ++i) {
+    Operation& gated = program_[i];
+    if (gated.kind != Kind::kGated) continue;
+    bool all = true;
+    for (std::size_t j = 1; j < program_.size(); ++j) {
+      if (program_[j].input.source == gated.destination) all = all && takes(program_[j], program_[j - 1]);
+    }
+    if (!all) continue;
+    gated.hands_on = program_[i + 1].is_handed = true;
+    widest = std::max(widest, std::int64_t{buffer(gated.destination).width});
+  }
+  if (widest > 0) handed_activations_ = ActivationRoom(shape_.max_rows, widest, false);
+}
+
 void Model::finish() {
   require(!finished_, "the model is finished");
   const auto is_output = [](const Operation& operation) { return operation.kind == Kind::kOutput; };
@@ -216,6 +241,7 @@ void Model::finish() {
     each.source.owner.reset();  // or a file's pages would stay in memory beside their copy
   }
   make_rooms();
+  hand_on();
   finished_ = true;
 }
 

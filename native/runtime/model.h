@@ -149,6 +149,8 @@ class Model {
     std::vector<float> bias = {};  // [columns of the destination], zero where a matrix has none; empty without any
     AttentionOptions attention = {};
     Experts experts = {};
+    bool hands_on = false;   // a gated product that leaves its result quantised, for the next operation
+    bool is_handed = false;  // a product whose input the last operation left quantised
     // Units in the order they are read; a mixture reads its router, the gates and ups, then the downs.
     std::vector<Piece> pieces = {};
     std::vector<Piece> router_pieces = {};
@@ -177,10 +179,10 @@ class Model {
     float* row(std::int64_t index) const { return reinterpret_cast<float*>(memory.data()) + index * width; }
   };
 
-  // Room for `rows` activations of up to `width` values.
+  // Room for `rows` activations of up to `width` values, in quantised form only where not `with_values`.
   struct ActivationRoom {
     ActivationRoom() = default;
-    ActivationRoom(std::int64_t rows, std::int64_t width);
+    ActivationRoom(std::int64_t rows, std::int64_t width, bool with_values = true);
     Memory memory;
     std::vector<Activation> rows;
   };
@@ -196,6 +198,7 @@ class Model {
   void add_operation(Operation operation);
   std::vector<Piece> units_of(const std::vector<std::int32_t>& matrices) const;
   void list_pieces(Operation& operation);
+  void hand_on();
   std::vector<std::int64_t> place_units();
   void fill_arenas();
   void make_rooms();
@@ -214,6 +217,7 @@ class Model {
   std::vector<Memory> arenas_;  // [thread]
   KvCache cache_;
   ActivationRoom shared_activations_;
+  ActivationRoom handed_activations_;            // from a gated product to the next
   std::vector<ActivationRoom> own_activations_;  // [thread]
   std::vector<Memory> scratch_;                  // [thread]
   std::vector<Picker> pickers_;                  // [thread]

@@ -194,7 +194,7 @@ void StepRun::prepare_row(const Model::Operation& operation, std::int32_t row, c
 
 void StepRun::share_prepared(const Model::Operation& operation, const std::int32_t* which, std::int32_t count,
                              int member) {
-  if (count <= kOwnRows) return;
+  if (operation.is_handed || count <= kOwnRows) return;
   const Activation* shared = model_.shared_activations_.rows.data();
   model_.team_.each(member, count, [&](std::int64_t i) { prepare_row(operation, which[i], shared[i]); });
 }
@@ -297,7 +297,14 @@ void StepRun::gated(const Model::Operation& operation, int member) {
   each_unit(operation, member, [&](const Activation* x, const Model::Piece& piece, std::int32_t first, std::int32_t n) {
     gate_unit(operation, piece, x, n, scratch);
     for (std::int32_t r = 0; r < n; ++r) {
-      std::memcpy(out.row(first + r) + piece.column, scratch.gate + r * kUnitRows, kUnitRows * sizeof(float));
+      const float* values = scratch.gate + r * kUnitRows;
+      if (!operation.hands_on) {
+        std::memcpy(out.row(first + r) + piece.column, values, kUnitRows * sizeof(float));
+        continue;
+      }
+      const Activation& row = model_.handed_activations_.rows[static_cast<std::size_t>(first + r)];
+      model_.kernels_.quantise(values, kUnitRows, row.quantised_from(piece.column));
+      if (!model_.kernels_.finite(values, kUnitRows)) fail(first + r);
     }
   });
 }

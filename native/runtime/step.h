@@ -156,8 +156,9 @@ class StepRun {
 template <class Task>
 void StepRun::each_prepared(const Model::Operation& operation, const std::int32_t* which, std::int32_t count,
                             int member, std::int64_t tasks, const Task& task) {
-  if (count > kOwnRows) {
-    const Activation* shared = model_.shared_activations_.rows.data();
+  if (operation.is_handed || count > kOwnRows) {
+    const Activation* shared =
+        (operation.is_handed ? model_.handed_activations_ : model_.shared_activations_).rows.data();
     model_.team_.each(member, tasks, [&](std::int64_t i) { task(shared, i); });
     return;
   }
