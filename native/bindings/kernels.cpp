@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "../runtime/bounds.h"
@@ -57,35 +58,84 @@ class Activations {
   std::vector<Activation> views_;
 };
 
-// [activation rows][matrix rows] of a kernel that multiplies by the unit; `slack`: [matrix rows], filled as write_unit
-// does.
-OutputArray<float> multiply(void (*kernel)(const LinearArguments&), const MatrixSource& source,
-                            const Activations& activations, std::vector<float>& slack) {
-  const std::int64_t units = (source.rows + kUnitRows - 1) / kUnitRows;
-  const std::int64_t stride = units * kUnitRows;
-  std::vector<float> padded(activations.size() * static_cast<std::size_t>(stride));
-  std::vector<std::uint8_t> unit(static_cast<std::size_t>(unit_bytes(source.type, source.columns)));
-  std::vector<std::uint8_t> lower(static_cast<std::size_t>(lower_unit_bytes(source.type, source.columns)));
-  slack.resize(static_cast<std::size_t>(stride));
-  for (std::int64_t u = 0; u < units; ++u) {
-    write_unit(source, u, {unit.data(), lower.data(), slack.data() + u * kUnitRows});
-    kernel({.type = source.type,
-            .unit = unit.data(),
-            .lower = lower.data(),
-            .columns = source.columns,
-            .activations = activations.data(),
-            .rows = static_cast<std::int32_t>(activations.size()),
-            .output = padded.data() + u * kUnitRows,
-            .output_stride = stride,
-            .epilogue = Epilogue::kStore});
+// Products of activations with a matrix that is laid out by the unit, as a thread's arena holds it.
+class Product {
+ public:
+  Product(const MatrixSource& source, const Activations& activations)
+      : type_(source.type),
+        rows_(source.rows),
+        columns_(source.columns),
+        units_((source.rows + kUnitRows - 1) / kUnitRows),
+        unit_bytes_(unit_bytes(source.type, source.columns)),
+        lower_bytes_(lower_unit_bytes(source.type, source.columns)),
+        activations_(activations),
+        upper_(static_cast<std::size_t>(units_ * unit_bytes_ + kLine)),
+        lower_(static_cast<std::size_t>(units_ * lower_bytes_ + kLine)),
+        output_(activations.size() * static_cast<std::size_t>(units_ * kUnitRows)),
+        slack_(static_cast<std::size_t>(units_ * kUnitRows)) {
+    for (std::int64_t u = 0; u < units_; ++u)
+      write_unit(source, u, {upper(u), lower(u), slack_.data() + u * kUnitRows});
+    slack_.resize(static_cast<std::size_t>(rows_));
   }
-  slack.resize(static_cast<std::size_t>(source.rows));
-  std::vector<float> result;
-  for (std::size_t r = 0; r < activations.size(); ++r) {
-    const float* row = padded.data() + static_cast<std::int64_t>(r) * stride;
-    result.insert(result.end(), row, row + source.rows);
+
+  void run(void (*kernel)(const LinearArguments&)) {
+    for (std::int64_t u = 0; u < units_; ++u) {
+      kernel({.type = type_,
+              .unit = upper(u),
+              .lower = lower(u),
+              .columns = columns_,
+              .activations = activations_.data(),
+              .rows = static_cast<std::int32_t>(activations_.size()),
+              .output = output_.data() + u * kUnitRows,
+              .output_stride = units_ * kUnitRows,
+              .epilogue = Epilogue::kStore});
+    }
   }
-  return owned_array(result, {activations.size(), static_cast<std::size_t>(source.rows)});
+
+  // [activation rows][matrix rows]
+  OutputArray<float> output() const {
+    std::vector<float> result;
+    for (std::size_t r = 0; r < activations_.size(); ++r) {
+      const float* row = output_.data() + static_cast<std::int64_t>(r) * units_ * kUnitRows;
+      result.insert(result.end(), row, row + rows_);
+    }
+    return owned_array(result, {activations_.size(), static_cast<std::size_t>(rows_)});
+  }
+
+  const std::vector<float>& slack() const { return slack_; }  // [matrix rows], as write_unit fills it
+
+ private:
+  static constexpr std::int64_t kLine = 64;  // of a cache, on which an arena begins
+
+  static std::uint8_t* aligned(std::vector<std::uint8_t>& bytes) {
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
+    return bytes.data() + (kLine - address % kLine) % kLine;
+  }
+  std::uint8_t* upper(std::int64_t unit) { return aligned(upper_) + unit * unit_bytes_; }
+  std::uint8_t* lower(std::int64_t unit) { return aligned(lower_) + unit * lower_bytes_; }
+
+  WeightType type_;
+  std::int64_t rows_, columns_, units_, unit_bytes_, lower_bytes_;
+  const Activations& activations_;
+  std::vector<std::uint8_t> upper_, lower_;
+  std::vector<float> output_, slack_;
+};
+
+// How many times a second `work` is done, after a first time that does not count: for benchmarks.
+template <class Work>
+double rate(double seconds, const Work& work) {
+  if (!(seconds > 0.0 && seconds <= 60.0)) throw nb::value_error("seconds must be above 0 and at most 60");
+  const nb::gil_scoped_release released;
+  work();
+  const auto start = std::chrono::steady_clock::now();
+  std::chrono::duration<double> passed{};
+  std::int64_t times = 0;
+  do {
+    work();
+    ++times;
+    passed = std::chrono::steady_clock::now() - start;
+  } while (passed.count() < seconds);
+  return static_cast<double>(times) / passed.count();
 }
 
 // [activation rows][matrix rows]
@@ -94,8 +144,20 @@ OutputArray<float> linear(const std::string& set, const std::string& type, const
                           const InputMatrix<float>& x) {
   const KernelTable& kernels = kernels_for(set);
   const MatrixSource source = matrix_source(type, type, data, rows, columns, interleaved_head_size);
-  std::vector<float> slack;
-  return multiply(kernels.linear, source, Activations(kernels, source.type, columns, x), slack);
+  const Activations activations(kernels, source.type, columns, x);
+  Product product(source, activations);
+  product.run(kernels.linear);
+  return product.output();
+}
+
+// How many times a second the calling thread multiplies all rows of x with the whole matrix.
+double linear_rate(const std::string& set, const std::string& type, const InputArray<std::uint8_t>& data,
+                   std::int64_t rows, std::int64_t columns, const InputMatrix<float>& x, double seconds) {
+  const KernelTable& kernels = kernels_for(set);
+  const MatrixSource source = matrix_source(type, type, data, rows, columns, 0);
+  const Activations activations(kernels, source.type, columns, x);
+  Product product(source, activations);
+  return rate(seconds, [&] { product.run(kernels.linear); });
 }
 
 // A Q8_0 matrix laid out in parts: exact products and those of the upper parts, each [activation rows][matrix rows],
@@ -106,9 +168,12 @@ nb::tuple split_linear(const std::string& set, const InputArray<std::uint8_t>& d
   MatrixSource source = matrix_source("Q8_0", "Q8_0", data, rows, columns, 0);
   source.type = WeightType::kQ8_0Split;
   const Activations activations(kernels, source.type, columns, x);
-  std::vector<float> slack;
-  auto exact = multiply(kernels.linear, source, activations, slack);
-  auto upper = multiply(kernels.linear_upper, source, activations, slack);
+  Product product(source, activations);
+  product.run(kernels.linear);
+  const auto exact = product.output();
+  product.run(kernels.linear_upper);
+  const auto upper = product.output();
+  const std::vector<float>& slack = product.slack();
   std::vector<float> norms;
   for (std::size_t r = 0; r < activations.size(); ++r) norms.push_back(activation_norm(activations.data()[r], columns));
   return nb::make_tuple(exact, upper, owned_array(slack, {slack.size()}), owned_array(norms, {norms.size()}));
@@ -194,56 +259,80 @@ OutputArray<float> soft_cap(const std::string& set, const InputArray<float>& x, 
   return owned_array(values, {values.size()});
 }
 
-// Queries [rows][heads][size] at positions first, first + 1, ... over keys and values [positions][size], in blocks.
+// Queries [rows][heads][size] at the last positions over keys and values [positions][size], in blocks.
+class Attention {
+ public:
+  Attention(const KernelTable& kernels, const InputCube<float>& query, const InputMatrix<float>& keys,
+            const InputMatrix<float>& values, std::int32_t window, float scale, float softcap)
+      : kernels_(kernels) {
+    const auto rows = static_cast<std::int32_t>(query.shape(0));
+    const auto heads = static_cast<std::int32_t>(query.shape(1));
+    const auto size = static_cast<std::int32_t>(query.shape(2));
+    const auto positions = static_cast<std::int32_t>(keys.shape(0));
+    if (rows * heads > kTileQueries) throw nb::value_error("too many queries");
+    if (rows > positions || keys.shape(1) != query.shape(2) || values.shape(0) != keys.shape(0) ||
+        values.shape(1) != keys.shape(1)) {
+      throw nb::value_error("shapes do not fit");
+    }
+    const std::int32_t padded_size = (size + 15) / 16 * 16;
+    const std::int32_t block_count = (positions + kCacheBlock - 1) / kCacheBlock;
+    const std::int64_t block = std::int64_t{kCacheBlock} * padded_size;
+    storage_.resize(static_cast<std::size_t>(2 * block * block_count));
+    for (std::int32_t b = block_count - 1; b >= 0; --b) {  // stored backwards: only the position counts
+      key_blocks_.insert(key_blocks_.begin(), storage_.data() + 2 * block * (block_count - 1 - b));
+      value_blocks_.insert(value_blocks_.begin(), key_blocks_.front() + block);
+    }
+    for (std::int32_t p = 0; p < positions; ++p) {
+      const auto b = static_cast<std::size_t>(p / kCacheBlock);
+      kernels.store_key_value(keys.data() + std::int64_t{p} * size, values.data() + std::int64_t{p} * size, size,
+                              padded_size, p % kCacheBlock, const_cast<std::uint16_t*>(key_blocks_[b]),
+                              const_cast<std::uint16_t*>(value_blocks_[b]));
+    }
+    query_.resize(static_cast<std::size_t>(rows * heads * padded_size));
+    for (std::int32_t q = 0; q < rows * heads; ++q) {
+      std::copy_n(query.data() + q * size, size, query_.data() + q * padded_size);
+    }
+    scratch_.resize(static_cast<std::size_t>(attention_scratch(rows * heads, padded_size)));
+    output_.resize(static_cast<std::size_t>(rows * heads * size));
+    arguments_ = {.query = query_.data(),
+                  .rows = rows,
+                  .head_count = heads,
+                  .padded_head_size = padded_size,
+                  .head_size = size,
+                  .key_blocks = key_blocks_.data(),
+                  .value_blocks = value_blocks_.data(),
+                  .first_position = positions - rows,
+                  .window = window,
+                  .scale = scale,
+                  .softcap = softcap,
+                  .scratch = scratch_.data(),
+                  .output = output_.data(),
+                  .output_stride = std::int64_t{heads} * size};
+  }
+
+  void run() const { kernels_.attention(arguments_); }
+  const std::vector<float>& output() const { return output_; }
+
+ private:
+  const KernelTable& kernels_;
+  std::vector<std::uint16_t> storage_;
+  std::vector<const std::uint16_t*> key_blocks_, value_blocks_;
+  std::vector<float> query_, scratch_, output_;
+  AttentionArguments arguments_{};
+};
+
 OutputArray<float> attention(const std::string& set, const InputCube<float>& query, const InputMatrix<float>& keys,
                              const InputMatrix<float>& values, std::int32_t window, float scale, float softcap) {
-  const KernelTable& kernels = kernels_for(set);
-  const auto rows = static_cast<std::int32_t>(query.shape(0));
-  const auto heads = static_cast<std::int32_t>(query.shape(1));
-  const auto size = static_cast<std::int32_t>(query.shape(2));
-  const auto positions = static_cast<std::int32_t>(keys.shape(0));
-  if (rows * heads > kTileQueries) throw nb::value_error("too many queries");
-  if (rows > positions || keys.shape(1) != query.shape(2) || values.shape(0) != keys.shape(0) ||
-      values.shape(1) != keys.shape(1)) {
-    throw nb::value_error("shapes do not fit");
-  }
-  const std::int32_t padded_size = (size + 15) / 16 * 16;
-  const std::int32_t block_count = (positions + kCacheBlock - 1) / kCacheBlock;
-  const std::int64_t block = std::int64_t{kCacheBlock} * padded_size;
-  std::vector<std::uint16_t> storage(static_cast<std::size_t>(2 * block * block_count));
-  std::vector<const std::uint16_t*> key_blocks;
-  std::vector<const std::uint16_t*> value_blocks;
-  for (std::int32_t b = block_count - 1; b >= 0; --b) {  // stored backwards: only the position counts
-    key_blocks.insert(key_blocks.begin(), storage.data() + 2 * block * (block_count - 1 - b));
-    value_blocks.insert(value_blocks.begin(), key_blocks.front() + block);
-  }
-  for (std::int32_t p = 0; p < positions; ++p) {
-    const auto b = static_cast<std::size_t>(p / kCacheBlock);
-    kernels.store_key_value(keys.data() + std::int64_t{p} * size, values.data() + std::int64_t{p} * size, size,
-                            padded_size, p % kCacheBlock, const_cast<std::uint16_t*>(key_blocks[b]),
-                            const_cast<std::uint16_t*>(value_blocks[b]));
-  }
-  std::vector<float> padded_query(static_cast<std::size_t>(rows * heads * padded_size));
-  for (std::int32_t q = 0; q < rows * heads; ++q) {
-    std::copy_n(query.data() + q * size, size, padded_query.data() + q * padded_size);
-  }
-  std::vector<float> scratch(static_cast<std::size_t>(attention_scratch(rows * heads, padded_size)));
-  std::vector<float> output(static_cast<std::size_t>(rows * heads * size));
-  kernels.attention({.query = padded_query.data(),
-                     .rows = rows,
-                     .head_count = heads,
-                     .padded_head_size = padded_size,
-                     .head_size = size,
-                     .key_blocks = key_blocks.data(),
-                     .value_blocks = value_blocks.data(),
-                     .first_position = positions - rows,
-                     .window = window,
-                     .scale = scale,
-                     .softcap = softcap,
-                     .scratch = scratch.data(),
-                     .output = output.data(),
-                     .output_stride = std::int64_t{heads} * size});
-  return owned_array(output, {query.shape(0), query.shape(1), query.shape(2)});
+  const Attention call(kernels_for(set), query, keys, values, window, scale, softcap);
+  call.run();
+  return owned_array(call.output(), {query.shape(0), query.shape(1), query.shape(2)});
+}
+
+// How many times a second the calling thread does all of it.
+double attention_rate(const std::string& set, const InputCube<float>& query, const InputMatrix<float>& keys,
+                      const InputMatrix<float>& values, float scale, double seconds) {
+  const Attention call(kernels_for(set), query, keys, values, 0, scale, 0.0f);
+  return rate(seconds, [&] { call.run(); });
 }
 
 OutputArray<float> gumbel(const std::string& set, std::uint64_t seed, std::uint32_t choice, std::uint32_t output_index,
@@ -275,6 +364,8 @@ std::int32_t arg_max(const std::string& set, const InputArray<float>& x) {
 void register_kernels(nb::module_& module) {
   module.def("linear", &linear, "instruction_set"_a, "type"_a, "data"_a, "rows"_a, "columns"_a,
              "interleaved_head_size"_a, "x"_a);
+  module.def("linear_rate", &linear_rate, "instruction_set"_a, "type"_a, "data"_a, "rows"_a, "columns"_a, "x"_a,
+             "seconds"_a);
   module.def("split_linear", &split_linear, "instruction_set"_a, "data"_a, "rows"_a, "columns"_a, "x"_a);
   module.def("quantise", &quantise, "instruction_set"_a, "x"_a);
   module.def("rms_norm", &rms_norm, "instruction_set"_a, "x"_a, "weight"_a, "epsilon"_a);
@@ -288,6 +379,8 @@ void register_kernels(nb::module_& module) {
   module.def("soft_cap", &soft_cap, "instruction_set"_a, "x"_a, "cap"_a);
   module.def("attention", &attention, "instruction_set"_a, "query"_a, "keys"_a, "values"_a, "window"_a, "scale"_a,
              "softcap"_a);
+  module.def("attention_rate", &attention_rate, "instruction_set"_a, "query"_a, "keys"_a, "values"_a, "scale"_a,
+             "seconds"_a);
   module.def("gumbel", &gumbel, "instruction_set"_a, "seed"_a, "choice"_a, "output_index"_a, "count"_a, "ids"_a);
   module.def("half_to_float", &half_to_float, "instruction_set"_a, "x"_a);
   module.def("arg_max", &arg_max, "instruction_set"_a, "x"_a);

@@ -158,6 +158,16 @@ class kernels:  # noqa: N801 - a submodule
         x: Float32Array,
     ) -> Float32Array: ...
     @staticmethod
+    def linear_rate(
+        instruction_set: str,
+        type: str,
+        data: NDArray[np.uint8],
+        rows: int,
+        columns: int,
+        x: Float32Array,
+        seconds: float,
+    ) -> float: ...
+    @staticmethod
     def split_linear(
         instruction_set: str, data: NDArray[np.uint8], rows: int, columns: int, x: Float32Array
     ) -> tuple[Float32Array, Float32Array, Float32Array, Float32Array]: ...
@@ -197,6 +207,15 @@ class kernels:  # noqa: N801 - a submodule
         scale: float,
         softcap: float,
     ) -> Float32Array: ...
+    @staticmethod
+    def attention_rate(
+        instruction_set: str,
+        query: Float32Array,
+        keys: Float32Array,
+        values: Float32Array,
+        scale: float,
+        seconds: float,
+    ) -> float: ...
     @staticmethod
     def soft_cap(instruction_set: str, x: Float32Array, cap: float) -> Float32Array: ...
     @staticmethod

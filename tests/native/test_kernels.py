@@ -266,3 +266,18 @@ def test_arg_max_takes_the_lowest_of_equals(values: list[float]) -> None:
     x = np.array(values, np.float32)
     for instruction_set in SETS:
         assert _native.kernels.arg_max(instruction_set, x) == int(x.argmax())
+
+
+def test_rates_are_of_work_that_is_done() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4, 64), np.float32)
+    weights = random_weights(rng, 4096, 64, "Q4_1", 0.1).reshape(-1)
+    query, keys = rng.standard_normal((4, 3, 64), np.float32), rng.standard_normal((8192, 64), np.float32)
+    impossible = 1e13  # multiply-adds a second of one core; a loop that does nothing would seem to do more
+    rate = _native.kernels.linear_rate(SETS[0], "Q4_1", weights, 4096, 64, x, 0.05)
+    assert 0 < rate * 4096 * x.size < impossible
+    rate = _native.kernels.attention_rate(SETS[0], query, keys, keys, 0.125, 0.05)
+    assert 0 < rate * 2 * 8192 * query.size < impossible
+    for seconds in (0.0, -1.0, 61.0, float("nan")):
+        with pytest.raises(ValueError, match="seconds must be above 0"):
+            _native.kernels.linear_rate(SETS[0], "Q4_1", weights, 4096, 64, x, seconds)
