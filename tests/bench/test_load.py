@@ -19,38 +19,44 @@ from ultrafast.weights.gguf import GgufFile, open_gguf
 
 
 def test_the_whole_model_has_the_size_it_is_named_after() -> None:
-    assert random_model.parameter_count() == 1_100_048_384
-    assert {kind: random_model.file_bytes(kind) for kind in random_model.WEIGHT_TYPES} == {
+    shape = random_model.SHAPES["1.1b"]
+    assert shape.parameter_count() == 1_100_048_384
+    assert {kind: shape.file_bytes(kind) for kind in random_model.WEIGHT_TYPES} == {
         "q4_0": 619_094_016,
         "q8_0": 1_169_072_128,
         "f16": 2_200_281_088,
+        "q4_k_m": 670_187_520,
     }
+    assert random_model.SHAPES["8b"].parameter_count() == 8_030_261_248
+
+
+SMALL = random_model.Shape(
+    "Small", vocabulary_size=32_100, context=2_048, layers=2, width=256, feed_forward=512, heads=4, kv_heads=2
+)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"_LAYERS": 2, "_WIDTH": 64, "_FEED_FORWARD": 96, "_HEADS": 4, "_KV_HEADS": 2, "_KV_WIDTH": 32}
-    for name, size in sizes.items():
-        monkeypatch.setattr(random_model, name, size)
+    monkeypatch.setitem(random_model.SHAPES, "1.1b", SMALL)
 
 
-@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("weight_type", random_model.WEIGHT_TYPES)
 def test_the_file_is_a_model_and_the_same_every_time(weight_type: str, gguf_file: GgufFile, tmp_path: Path) -> None:
     digests = set()
     for name in ("first.gguf", "second.gguf"):
-        random_model.write_random_model(tmp_path / name, weight_type, gguf_file, lambda _: None)
+        random_model.write_random_model(tmp_path / name, SMALL, weight_type, gguf_file, lambda _: None)
         digests.add(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest())
     assert len(digests) == 1
     with open_gguf(tmp_path / "first.gguf") as file:
-        assert sum(np.prod(tensor.shape) for tensor in file.tensors.values()) == random_model.parameter_count()
-        assert {tensor.type_name.lower() for tensor in file.tensors.values()} == {weight_type, "f32"}
+        assert sum(np.prod(tensor.shape) for tensor in file.tensors.values()) == SMALL.parameter_count()
+        kinds = {"q4_k", "q6_k"} if weight_type == "q4_k_m" else {weight_type}
+        assert {tensor.type_name.lower() for tensor in file.tensors.values()} == {*kinds, "f32"}
         logits = ReferenceModel.from_source(file).logits([1, 2, 3])
-    assert logits.shape == (3, random_model.VOCABULARY_SIZE)
+    assert logits.shape == (3, SMALL.vocabulary_size)
     assert 0 < logits.std() < 10
     tokenizer = open_tokenizer(tmp_path / "first.gguf")
     tokens = tokenizer.encode("Once upon a time, naïve 模型.", special=False)
-    assert max(tokens) < random_model.VOCABULARY_SIZE
+    assert max(tokens) < random_model.BORROWED_TOKENS
     assert tokenizer.decode(tokens) == "Once upon a time, naïve 模型."
 
 
@@ -74,8 +80,8 @@ def test_memory_is_that_of_the_process() -> None:
 
 
 def test_what_cannot_be_measured_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="a type is one of q4_0, q8_0, f16"):
+    with pytest.raises(ConfigurationError, match="a type is one of q4_0, q8_0, f16, q4_k_m"):
         run_load(LoadOptions("q4_k"), progress=lambda _: None)
-    monkeypatch.setattr(random_model, "file_bytes", lambda _: 1 << 60)
+    monkeypatch.setattr(random_model.Shape, "file_bytes", lambda *_: 1 << 60)
     with pytest.raises(ConfigurationError, match="GB are needed"):
         load.run_load(LoadOptions(), progress=lambda _: None)

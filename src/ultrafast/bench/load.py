@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 DEFAULT_ROUNDS = 3
 LOAD_SECONDS_LIMIT = 5.0
 MEMORY_RATIO_LIMIT = 1.15
-_METADATA_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """``weight_type`` is q4_0, q8_0 or f16; ``threads`` of ``None`` is every usable CPU."""
+    """``weight_type`` is q4_0, q8_0, f16 or q4_k_m; ``threads`` of ``None`` is every usable CPU."""
 
     weight_type: str = "q8_0"
     threads: int | None = None
@@ -55,22 +54,23 @@ def run_load(options: LoadOptions, *, progress: Progress, pull_progress: PullPro
     location = resolve_model(None, progress=pull_progress)
     threads = options.threads or resources.default_threads()
     with exclusive(cache_directory() / "bench"), tempfile.TemporaryDirectory() as folder:
-        check_disk(Path(folder), random_model.file_bytes(options.weight_type) + _METADATA_BYTES)
+        shape = random_model.SHAPES["1.1b"]
+        check_disk(Path(folder), shape.file_bytes(options.weight_type) + random_model.METADATA_BYTES)
         path = Path(folder) / f"random-1.1b-{options.weight_type}.gguf"
         with open_gguf(location.path) as vocabulary:
-            random_model.write_random_model(path, options.weight_type, vocabulary, progress)
+            random_model.write_random_model(path, shape, options.weight_type, vocabulary, progress)
         progress("describing the machine, measuring its read bandwidth")
         circumstances = provenance.gather(options.command, path.stem, path, threads)  # reads the whole file once
         samples = []
         for number in range(1, options.rounds + 1):
             progress(f"loading: round {number} of {options.rounds}")
-            samples.append(_load_once(path, threads))
+            samples.append(_load_once(path, threads, shape.context))
     seconds, memory, peak = (summarise(values) for values in zip(*samples, strict=True))
     return LoadResult(
         provenance=circumstances,
         weight_type=options.weight_type,
-        parameters=random_model.parameter_count(),
-        context=random_model.CONTEXT,
+        parameters=shape.parameter_count(),
+        context=shape.context,
         threads=threads,
         load_seconds=seconds,
         memory_bytes=memory,
@@ -98,7 +98,7 @@ def process_memory(process_id: int) -> tuple[int, int]:
     return fields["VmRSS"] + huge, fields["VmHWM"] + huge
 
 
-def _load_once(path: Path, threads: int) -> tuple[float, float, float]:
+def _load_once(path: Path, threads: int, context: int) -> tuple[float, float, float]:
     with Worker.of_engine() as worker:
-        report = worker.load(path, threads=threads, context=random_model.CONTEXT)
+        report = worker.load(path, threads=threads, context=context)
         return (report.load_seconds, *process_memory(worker.process_id))
