@@ -19,8 +19,8 @@ lint:
 
 bench:
 	sh scripts/install.sh test bench
-	$(VENV)/ultrafast bench speed --output build/speed.json --plot build/speed.svg
 	$(VENV)/ultrafast bench fidelity --output build/fidelity.json
+	$(VENV)/ultrafast bench speed --output build/speed.json --plot build/speed.svg
 
 soak:
 	sh scripts/install.sh test bench

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,10 @@ from ultrafast.bench.results import (
     Workload,
 )
 from ultrafast.bench.serving import PARTS
+from ultrafast.bench.speed_measures import Sizes, Stage
+from ultrafast.bench.speed_parts import PARTS as PARTS_OF_SPEED
 from ultrafast.bench.statistics import summarise
+from ultrafast.weights.store import KNOWN_MODELS
 
 from .samples import runtime_fidelity, runtime_speed
 
@@ -74,6 +78,15 @@ def provenance() -> Provenance:
 def speed_result(provenance: Provenance) -> SpeedResult:
     runtimes = [runtime_speed("ultrafast", 1), runtime_speed("llama-cpp", 0.5)]
     return SpeedResult(provenance, Workload(), 3, runtimes, [Skipped("openvino-genai", "no wheel for this machine")])
+
+
+@pytest.fixture
+def speed_parts_result(provenance: Provenance) -> SpeedResult:
+    found = {"linear_gmac_per_second": summarise([60.0, 61.0]), "attention_gmac_per_second": summarise([26.0, 25.0])}
+    kernels = replace(PARTS_OF_SPEED["kernels"], measure=lambda _: found, load=lambda _: "the load of kernels")
+    known = ModelFile("smollm2-135m", 98_362_432, KNOWN_MODELS["smollm2-135m"].sha256)
+    stage = Stage(known, Path(), [], 2, 2, Sizes(), Path(), lambda _: None)
+    return SpeedResult(provenance, Workload(), 2, [], [], [kernels.result(stage)])
 
 
 @pytest.fixture

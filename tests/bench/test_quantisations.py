@@ -11,6 +11,9 @@ import pytest
 from ultrafast.bench import machine, quantisations
 from ultrafast.bench.quantisations import QuantisationOptions, run_quantisations
 from ultrafast.bench.quantiser import Outcome, Quantiser
+from ultrafast.bench.results import Workload
+from ultrafast.bench.speed import SpeedOptions, run_speed
+from ultrafast.bench.speed_measures import Sizes
 from ultrafast.errors import ConfigurationError, EngineError
 
 # What the quantiser's worker uses of the library. Type 0 copies; 1 wants importances, all of them equal and as many as
@@ -132,3 +135,19 @@ def test_what_cannot_be_asked_for_is_one_line(
     monkeypatch.setattr(quantisations, "check_disk", lambda folder, _: machine.check_disk(folder, 1 << 60))
     with pytest.raises(ConfigurationError, match=r"GB free, .* GB are needed: make room"):
         run_quantisations(options, progress=lambda _: None)
+
+
+def test_our_file_is_measured_beside_llama_cpps_own_type(
+    interpreter: Path, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Quantiser, "file_types", lambda _: {"Q4_0": 0})
+    sizes = Sizes(standard=Workload(decode_tokens=8, prefill_tokens=32, context=128))
+    options = SpeedOptions(str(model_path), parts=("q4_0",), threads=2, rounds=1, sizes=sizes)
+    result = run_speed(options, progress=lambda _: None)
+    found = result.parts[0].measurements
+    assert found["ultrafast_file_bytes"].samples == found["llama-cpp_file_bytes"].samples == [model_path.stat().st_size]
+    assert len(found["ultrafast_prefill_tokens_per_second"].samples) == 1
+    assert [skipped.name for skipped in result.skipped] == ["llama-cpp"]  # the stand-in cannot run a model
+    monkeypatch.setattr(Quantiser, "file_types", lambda _: {"Q4_0": 2})
+    with pytest.raises(EngineError, match=r"llama\.cpp's quantiser: invalid output file type 2"):
+        run_speed(options, progress=lambda _: None)

@@ -19,7 +19,14 @@ from ultrafast.bench.results import (
     read_result,
     write_result,
 )
-from ultrafast.bench.tables import fidelity_table, load_table, quantisation_table, serving_table, speed_table
+from ultrafast.bench.tables import (
+    fidelity_table,
+    load_table,
+    parts_table,
+    quantisation_table,
+    serving_table,
+    speed_table,
+)
 from ultrafast.errors import ConfigurationError
 
 from .samples import runtime_fidelity
@@ -174,3 +181,17 @@ def test_the_plot_of_serving_shows_every_promise(serving_result: ServingResult, 
     assert all(bar.name in drawing for bar in serving_result.bars)
     assert "0.02, at most 0.01" in drawing
     assert "A CPU" in drawing
+
+
+def test_parts_of_speed_survive_the_file_and_are_shown(speed_parts_result: SpeedResult, tmp_path: Path) -> None:
+    write_result(speed_parts_result, tmp_path / "speed.json")
+    assert read_result(tmp_path / "speed.json", SpeedResult) == speed_parts_result
+    text = rendered(parts_table(speed_parts_result))
+    assert "linear gmac per second" in text
+    assert "60.5 (60–61)" in text
+    assert "kernels: the load of kernels." in text
+    assert [(bar.limit, bar.met) for bar in speed_parts_result.bars] == [(58.0, True), (27.0, False)]
+    plot_speed(speed_parts_result, tmp_path / "speed.svg")
+    drawing = (tmp_path / "speed.svg").read_text()
+    assert all(bar.name in drawing for bar in speed_parts_result.bars)
+    assert "25.5, at least 27" in drawing

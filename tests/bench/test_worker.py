@@ -68,6 +68,17 @@ def test_our_engine_answers_times_scores_and_rests(model_path: Path, tmp_path: P
         logits = np.fromfile(tmp_path / "logits", dtype=np.float32).reshape(128, -1)
         assert logits[-1].argmax() == decoded.tokens[0]
 
+        # A pass over drafts finds the tokens that decoding finds one by one, and every time the same.
+        answer = worker.decode(prompt, 4).tokens
+        verified = worker.verify(prompt, answer[:4], 3)
+        assert verified.tokens == answer[1:]
+        assert verified.seconds > 0
+
+        others = [text.prompt(8, index) for index in range(3)]
+        together = worker.decode_together(others, 6)
+        assert sorted(together.tokens) == sorted(t for other in others for t in worker.decode(other, 6).tokens[1:])
+        assert worker.decode_together(others[:1], 6).tokens == worker.decode(others[0], 6).tokens[1:]
+
         with pytest.raises(EngineError, match=r"^ultrafast: "):
             worker.decode(text.prompt(256, 1), 8)  # beyond the context
         time.sleep(1.0)  # long against what answering costs, so that the share is that of waiting

@@ -59,14 +59,23 @@ def check_peers(names: Sequence[str]) -> list[Peer]:
 
 @contextmanager
 def assembled(
-    peers: Sequence[Peer], model_path: Path, *, threads: int, context: int, root: Path, progress: Progress
+    peers: Sequence[Peer],
+    model_path: Path,
+    *,
+    threads: int,
+    context: int,
+    root: Path,
+    progress: Progress,
+    peer_model_path: Path | None = None,
 ) -> Iterator[Contest]:
     """Install what is missing under ``root``, then load the model everywhere; every process ends with the block.
 
+    ``peer_model_path`` is the peers' file where theirs is another one.
     All installing comes before all loading, so that no model waits in memory while a compiler runs.
     """
     contest = Contest()
     ready = []
+    peer_path = peer_model_path or model_path
     for peer in peers:
         try:
             ready.append((peer, environments.interpreter(peer.environment, root, progress)))
@@ -80,7 +89,7 @@ def assembled(
             progress(f"loading the model: {peer.name}")
             worker = stack.enter_context(Worker.of_peer(peer.name, peer.module, python))
             try:
-                report = worker.load(model_path, threads=threads, context=context, variant=peer.variant)
+                report = worker.load(peer_path, threads=threads, context=context, variant=peer.variant)
             except EngineError as error:
                 contest.skipped.append(Skipped(peer.name, str(error)))
                 continue

@@ -68,6 +68,16 @@ def check_disk(folder: Path, needed_bytes: int) -> None:
         )
 
 
+def check_memory(needed_bytes: int) -> None:
+    """Raise ``ConfigurationError`` where less memory than that can be had."""
+    available_bytes = resources.available_memory_bytes()
+    if available_bytes < needed_bytes:
+        raise ConfigurationError(
+            f"{available_bytes / 1e9:.1f} GB of memory are free, {needed_bytes / 1e9:.1f} GB are needed: "
+            "end other programs, or leave this part out"
+        )
+
+
 def usable_cpus() -> float:
     """CPUs this process may use: its affinity, or the control group's quota where that is lower."""
     allowed = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -41,9 +41,14 @@ def check_plot(path: Path) -> None:
 def plot_speed(result: SpeedResult, path: Path) -> None:
     """Draw a speed result to ``path``; its suffix, ``.svg`` or ``.png``, chooses the format.
 
+    The standard part alone is drawn as speeds, several parts as their promises.
+
     Raises:
         ConfigurationError: matplotlib is not installed, or the file cannot be written.
     """
+    if len(result.parts) > 1 or not result.runtimes:
+        _plot_promises(result, f"Medians of {result.rounds} rounds, fewer where one takes minutes.", path)
+        return
     with _figure(path, 1.7 + 0.42 * len(result.runtimes)) as figure:
         panels = figure.subplots(1, len(METRICS), sharey=True)
         for axes, metric in zip(panels, METRICS, strict=True):
@@ -74,6 +79,10 @@ def plot_quantisations(result: QuantisationResult, path: Path) -> None:
 
 def plot_serving(result: ServingResult, path: Path) -> None:
     """Draw every bar as how many times better than promised it was measured; otherwise as ``plot_speed``."""
+    _plot_promises(result, f"{result.threads} threads; the loads are in the result.", path)
+
+
+def _plot_promises(result: SpeedResult | ServingResult, footnote: str, path: Path) -> None:
     bars = result.bars
     with _figure(path, 1.9 + 0.36 * len(bars)) as figure:
         axes = figure.subplots()
@@ -92,7 +101,7 @@ def plot_serving(result: ServingResult, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
         axes.set_title("Times better than promised; right of 1 a promise is kept", loc="left", fontsize=10)
-        _label(figure, result.provenance, [], f"{result.threads} threads; the loads are in the result.")
+        _label(figure, result.provenance, [], footnote)
 
 
 def _margin(bar: Bar) -> float:

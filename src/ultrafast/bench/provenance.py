@@ -50,11 +50,16 @@ def gather(command: str, model_name: str, model_path: Path, threads: int) -> Pro
         commit=commit_of(Path(__file__).parent.parent, Path.cwd()),
         machine=describe_machine(),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        read_bandwidth_bytes_per_second=_native.measure_read_bandwidth(
-            threads, resources.pinned_cpus(threads), BANDWIDTH_WORKING_SET_BYTES, BANDWIDTH_SECONDS
-        ),
+        read_bandwidth_bytes_per_second=measure_read_bandwidth(threads),
         read_bandwidth_threads=threads,
         model=ModelFile(model_name, model_path.stat().st_size, sha256_of(model_path)),
+    )
+
+
+def measure_read_bandwidth(threads: int) -> float:
+    """Bytes per second that so many threads read from memory together, now."""
+    return _native.measure_read_bandwidth(
+        threads, resources.pinned_cpus(threads), BANDWIDTH_WORKING_SET_BYTES, BANDWIDTH_SECONDS
     )
 
 

@@ -15,8 +15,8 @@ from ultrafast.bench.contest import assembled
 from ultrafast.bench.lock import exclusive
 from ultrafast.bench.machine import check_disk
 from ultrafast.bench.quantiser import Quantiser
+from ultrafast.bench.race import Race
 from ultrafast.bench.results import DECODE, Bar, QuantisationResult, QuantisationSpeed, Workload
-from ultrafast.bench.speed import Race
 from ultrafast.bench.text import text_tokens
 from ultrafast.errors import ConfigurationError, EngineError, ModelError
 from ultrafast.models import resources

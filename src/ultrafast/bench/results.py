@@ -65,15 +65,47 @@ class RuntimeSpeed(msgspec.Struct, frozen=True):
     speedup: dict[str, Summary]
 
 
+class Bar(msgspec.Struct, frozen=True):
+    """A promise and what was measured; the limit is the highest value allowed, or with ``at_least`` the lowest."""
+
+    name: str
+    limit: float
+    measured: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the measured value is within the limit."""
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+
+class SpeedPart(msgspec.Struct, frozen=True):
+    """One part of the benchmark: what was done, samples by a name that ends with their unit, and its promises."""
+
+    name: str
+    load: str
+    measurements: dict[str, Summary]
+    bars: list[Bar]
+
+
 class SpeedResult(msgspec.Struct, frozen=True, tag="speed", tag_field="kind"):
-    """Alternating runs of our engine and its peers; ours is the first runtime."""
+    """Alternating runs of our engine and its peers; ours is the first runtime.
+
+    ``runtimes`` are those of the part ``standard``; without it there are none.
+    """
 
     provenance: Provenance
     workload: Workload
     rounds: int
     runtimes: list[RuntimeSpeed]
     skipped: list[Skipped]
+    parts: list[SpeedPart] = []  # not in results from before there were any
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def bars(self) -> list[Bar]:
+        """Those of all parts."""
+        return [bar for part in self.parts for bar in part.bars]
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -119,20 +151,6 @@ class ClearMargins(msgspec.Struct, frozen=True):
     margin_noise: dict[str, float]
     unlike_reference: dict[str, int]
     unlike_ours: dict[str, int]
-
-
-class Bar(msgspec.Struct, frozen=True):
-    """A promise and what was measured; the limit is the highest value allowed, or with ``at_least`` the lowest."""
-
-    name: str
-    limit: float
-    measured: float
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool:
-        """Whether the measured value is within the limit."""
-        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
 
 class FidelityResult(msgspec.Struct, frozen=True, tag="fidelity", tag_field="kind"):

@@ -1,32 +1,26 @@
-"""Speed: the same work for every runtime, one after another, again and again."""
+"""Speed: the same work for our engine and its peers; further parts measure what else the engine is held to."""
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ultrafast.bench import provenance
 from ultrafast.bench.catalogue import DEFAULT_PEERS
-from ultrafast.bench.contest import assembled, check_peers
+from ultrafast.bench.contest import check_peers
 from ultrafast.bench.lock import exclusive
-from ultrafast.bench.results import DECODE, METRICS, PREFILL, TTFT, RuntimeSpeed, SpeedResult, Workload
-from ultrafast.bench.statistics import paired_speedup, rotation, summarise
-from ultrafast.bench.text import TextTokens, text_tokens
-from ultrafast.errors import EngineError
+from ultrafast.bench.results import SpeedResult
+from ultrafast.bench.speed_measures import Sizes, Stage
+from ultrafast.bench.speed_parts import PARTS, STANDARD
+from ultrafast.errors import ConfigurationError
 from ultrafast.models import resources
 from ultrafast.weights.store import cache_directory, resolve_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ultrafast.bench.contest import Contest, Contestant, Progress
-    from ultrafast.bench.results import Metric
+    from ultrafast.bench.contest import Progress
     from ultrafast.weights.store import Progress as PullProgress
 
 DEFAULT_ROUNDS = 7
-_WARM_UP_DECODE_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -35,9 +29,11 @@ class SpeedOptions:
 
     model: str | None = None
     peers: tuple[str, ...] = DEFAULT_PEERS
+    parts: tuple[str, ...] = (STANDARD,)
     threads: int | None = None
     rounds: int = DEFAULT_ROUNDS
     command: str = "ultrafast bench speed"
+    sizes: Sizes = field(default_factory=Sizes)
 
 
 def run_speed(options: SpeedOptions, *, progress: Progress, pull_progress: PullProgress | None = None) -> SpeedResult:
@@ -49,102 +45,15 @@ def run_speed(options: SpeedOptions, *, progress: Progress, pull_progress: PullP
         EngineError: our own engine failed. A failing peer is left out and named in the result.
     """
     peers = check_peers(options.peers)
+    if any(name not in PARTS for name in options.parts):
+        raise ConfigurationError(f"a part is one of {', '.join(PARTS)}")
     location = resolve_model(options.model, progress=pull_progress)
     threads = options.threads or resources.default_threads()
     root = cache_directory() / "bench"
-    workload = Workload()
     with exclusive(root):
-        text = text_tokens(location.path)
         progress("describing the machine, measuring its read bandwidth")
         circumstances = provenance.gather(options.command, location.name, location.path, threads)
-        with assembled(
-            peers, location.path, threads=threads, context=workload.context, root=root, progress=progress
-        ) as contest:
-            race = Race(contest, text, workload, options.rounds, progress)
-            race.run()
-            return SpeedResult(circumstances, workload, options.rounds, race.runtimes(), contest.skipped)
-
-
-class Race:
-    """The rounds of one benchmark and what they yield."""
-
-    def __init__(
-        self,
-        contest: Contest,
-        text: TextTokens,
-        workload: Workload,
-        rounds: int,
-        progress: Progress,
-        *,
-        metrics: Sequence[Metric] = METRICS,
-    ) -> None:
-        self._contest = contest
-        self._text = text
-        self._workload = workload
-        self._rounds = rounds
-        self._progress = progress
-        self._metrics = metrics
-        self._samples: dict[str, dict[Metric, list[float]]] = defaultdict(lambda: defaultdict(list))
-        self._first_answers: dict[str, list[int]] = {}
-
-    def run(self) -> None:
-        """One round that does not count, then the rounds that do; in each, a different runtime goes first."""
-        for metric in self._metrics:
-            for index in range(self._rounds + 1):
-                self._progress(f"{metric.title}: " + (f"round {index} of {self._rounds}" if index else "warm-up"))
-                entrants = list(self._contest.contestants)
-                for turn in rotation(len(entrants), index):
-                    self._take_turn(entrants[turn], metric, index)
-
-    def runtimes(self) -> list[RuntimeSpeed]:
-        """What was measured, ours first."""
-        ours = self._contest.contestants[0].name
-        return [self._runtime(contestant, ours) for contestant in self._contest.contestants]
-
-    def _take_turn(self, contestant: Contestant, metric: Metric, index: int) -> None:
-        try:
-            value = self._measure(contestant, metric, index)
-        except EngineError as error:
-            if contestant is self._contest.contestants[0]:
-                raise
-            self._contest.drop(contestant, str(error))
-            return
-        if index:
-            self._samples[contestant.name][metric].append(value)
-
-    def _measure(self, contestant: Contestant, metric: Metric, index: int) -> float:
-        worker, workload = contestant.worker, self._workload
-        if metric is DECODE:
-            count = workload.decode_tokens if index else _WARM_UP_DECODE_TOKENS
-            timing = worker.decode(self._text.prompt(workload.decode_prompt_tokens, index), count)
-            if index == 1:
-                self._first_answers[contestant.name] = timing.tokens
-            return count / timing.seconds
-        if metric is PREFILL:
-            return workload.prefill_tokens / worker.prefill(self._text.prompt(workload.prefill_tokens, index)).seconds
-        assert metric is TTFT
-        return worker.prefill(self._text.prompt(workload.ttft_prompt_tokens, index)).seconds
-
-    def _runtime(self, contestant: Contestant, ours: str) -> RuntimeSpeed:
-        mine, name = self._samples[ours], contestant.name
-        speedup = {
-            metric.key: paired_speedup(mine[metric], samples, higher_is_better=metric.higher_is_better)
-            for metric, samples in self._samples[name].items()
-            if name != ours
-        }
-        return RuntimeSpeed(
-            name=name,
-            versions=contestant.report.versions,
-            detail=contestant.report.detail,
-            threads=contestant.report.threads,
-            load_seconds=contestant.report.load_seconds,
-            idle_cpu_share=contestant.worker.idle_cpu_share,
-            equal_tokens=equal_from_start(self._first_answers[ours], self._first_answers[name]),
-            measurements={metric.key: summarise(samples) for metric, samples in self._samples[name].items()},
-            speedup=speedup,
-        )
-
-
-def equal_from_start(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens agree before the first that does not."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+        stage = Stage(circumstances.model, location.path, peers, threads, options.rounds, options.sizes, root, progress)
+        parts = [PARTS[name].result(stage) for name in dict.fromkeys(options.parts)]
+        skipped = list({peer.name: peer for peer in stage.skipped}.values())
+        return SpeedResult(circumstances, options.sizes.standard, options.rounds, stage.runtimes, skipped, parts)

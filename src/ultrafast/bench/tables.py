@@ -46,6 +46,22 @@ def speed_table(result: SpeedResult) -> Table:
     return table
 
 
+def parts_table(result: SpeedResult) -> Table:
+    """Every part's samples, and below what was done."""
+    table = Table(title=_title("Speed, part by part", result.provenance), title_justify="left", caption_justify="left")
+    for column in ("part", "measured", "median (lowest–highest)", "samples"):
+        table.add_column(column, justify="left" if column in ("part", "measured") else "right")
+    for part in result.parts:
+        for index, (name, summary) in enumerate(part.measurements.items()):
+            figure = f"{summary.median:.4g} ({summary.minimum:.4g}–{summary.maximum:.4g})"
+            if summary.minimum == summary.maximum >= 1e4:
+                figure = f"{summary.median:,.0f}"
+            table.add_row("" if index else part.name, name.replace("_", " "), figure, str(len(summary.samples)))
+        table.add_section()
+    table.caption = "\n".join(f"{part.name}: {part.load}." for part in result.parts)
+    return table
+
+
 def fidelity_table(result: FidelityResult) -> Table:
     """Perplexity and divergence from the reference."""
     table = Table(title=_title("Fidelity", result.provenance), title_justify="left", caption_justify="left")

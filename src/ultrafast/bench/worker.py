@@ -31,6 +31,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     threads: int
     detail: str
+    weight_bytes_per_token: int = 0  # where the runtime says so
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -79,6 +80,18 @@ class Worker:
     def prefill(self, prompt: Sequence[int]) -> Timing:
         """Time the prompt's pass up to the first token."""
         return msgspec.convert(self._request("prefill", RUN_TIMEOUT_SECONDS, prompt=list(prompt)), Timing)
+
+    def decode_together(self, prompts: Sequence[Sequence[int]], count: int) -> Timing:
+        """Time all prompts decoded at once, ``count`` tokens each after the first; ours alone."""
+        lists = [list(prompt) for prompt in prompts]
+        return msgspec.convert(
+            self._request("decode_together", RUN_TIMEOUT_SECONDS, prompts=lists, count=count), Timing
+        )
+
+    def verify(self, prompt: Sequence[int], drafts: Sequence[int], count: int) -> Timing:
+        """Time ``count`` passes over ``drafts`` after the prompt, the best token found after each row; ours alone."""
+        answer = self._request("verify", RUN_TIMEOUT_SECONDS, prompt=list(prompt), drafts=list(drafts), count=count)
+        return msgspec.convert(answer, Timing)
 
     def score(self, tokens: Sequence[int], path: Path) -> None:
         """Have the logits of every position written to ``path``: raw float32, ``[positions, vocabulary]``."""

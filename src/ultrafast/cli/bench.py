@@ -57,30 +57,47 @@ def _rounds(meaning: str) -> Any:
 def speed(
     *,
     model: options.Model = None,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--part",
+            metavar="NAME",
+            help="standard (default), prompt, pass, kernels, history, batch, q4_0, random-1.1b, random-8b or start; "
+            "may be repeated.",
+        ),
+    ] = None,
     peer: Peers = None,
     threads: options.Threads = None,
     rounds: Annotated[int | None, _rounds("Alternating rounds that count. Default: 7.")] = None,
     output_path: Output = None,
     plot: Plot = None,
 ) -> None:
-    """Decode, prefill and time to first token, alternating between the runtimes; medians with their ranges."""
+    """Decode, prefill and time to first token, alternating between the runtimes; medians with their ranges.
+
+    Further parts measure what else the engine is held to. Exits with 1 where it misses what it promises.
+    """
     from ultrafast.bench.plot import plot_speed
     from ultrafast.bench.speed import DEFAULT_ROUNDS, SpeedOptions, run_speed
-    from ultrafast.bench.tables import speed_table
+    from ultrafast.bench.speed_parts import STANDARD
+    from ultrafast.bench.tables import parts_table, speed_table
     from ultrafast.cli.progress import download_progress
 
     _check(plot)
     chosen = SpeedOptions(
         model=model,
+        parts=(STANDARD,) if part is None else tuple(part),
         peers=_peer_names(peer),
         threads=threads,
         rounds=DEFAULT_ROUNDS if rounds is None else rounds,
-        command=_command("speed", model, peer, {"--threads": threads, "--rounds": rounds}),
+        command=_command("speed", model, peer, {"--part": part, "--threads": threads, "--rounds": rounds}),
     )
     with download_progress() as progress, _stages() as stage:
         result = run_speed(chosen, progress=stage, pull_progress=progress)
-    _show(speed_table(result), result.skipped)
+    if result.runtimes:
+        _show(speed_table(result))
+    _show(parts_table(result), result.skipped)
     _keep(result, output_path, plot, plot_speed)
+    _judge(result.bars)
 
 
 @app.command("fidelity", short_help="Closeness to a float32 forward pass.")
@@ -171,7 +188,8 @@ def quantisations(
 def load(
     *,
     weight_type: Annotated[
-        str | None, typer.Option("--type", metavar="NAME", help="How weights are stored: q4_0, q8_0 (default) or f16.")
+        str | None,
+        typer.Option("--type", metavar="NAME", help="How weights are stored: q4_0, q8_0 (default), f16 or q4_k_m."),
     ] = None,
     threads: options.Threads = None,
     rounds: Annotated[int | None, _rounds("Fresh processes that load it. Default: 3.")] = None,

@@ -1,6 +1,7 @@
 """The worker's side of the protocol: one JSON object a line, a command in, its answer out.
 
-Commands: ``load``, ``decode``, ``prefill``, ``score``, ``close``. Every answer also says how much
+Commands: ``load``, ``decode``, ``prefill``, ``score``, ``close``; of a runtime that is :class:`Batching` also
+``decode_together`` and ``verify``. Every answer also says how much
 processor time the process used since the answer before, so that the harness can show that an idle worker did not spin
 while another was being measured.
 """
@@ -12,7 +13,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,7 @@ class LoadReport:
     versions: dict[str, str]
     threads: int
     detail: str
+    weight_bytes_per_token: int = 0  # where the runtime says so
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,23 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Free the model."""
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """A runtime whose passes over several rows are measured, too: our own."""
+
+    def decode_together(self, prompts: list[list[int]], count: int) -> Timing:
+        """Time the decoding of all prompts at once, from when each has its first token; ``count`` more of each.
+
+        ``tokens`` holds all that came in that time.
+        """
+
+    def verify(self, prompt: list[int], drafts: list[int], count: int) -> Timing:
+        """Time ``count`` passes over ``drafts`` after the prompt, each of which finds the best token after every row.
+
+        ``tokens`` are those of one pass.
+        """
 
 
 def serve(load: Callable[[LoadOptions], tuple[Runtime, LoadReport]]) -> None:
@@ -104,6 +123,10 @@ def _perform(runtime: Runtime, name: str, arguments: dict[str, Any]) -> dict[str
     if name == "score":
         runtime.score(arguments["tokens"], arguments["path"])
         return {}
+    if name == "decode_together" and isinstance(runtime, Batching):
+        return asdict(runtime.decode_together(arguments["prompts"], arguments["count"]))
+    if name == "verify" and isinstance(runtime, Batching):
+        return asdict(runtime.verify(arguments["prompt"], arguments["drafts"], arguments["count"]))
     raise ValueError("unknown command")
 
 

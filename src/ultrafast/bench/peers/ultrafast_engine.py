@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import numpy as np
 
 from ultrafast.engine.engine import Engine
 from ultrafast.engine.messages import GenerationRequest
-from ultrafast.models import WANT_LOGITS, load_model
-from ultrafast.models.loaded import LoadedModel
+from ultrafast.models import WANT_LOGITS, WANT_TOKEN, load_model
+from ultrafast.models.loaded import LoadedModel, StepResult
 from ultrafast.models.sampling import SamplingParameters
 from ultrafast.models.text import open_tokenizer
 
@@ -39,20 +40,62 @@ class UltrafastEngine:
 
     def score(self, tokens: list[int], path: str) -> None:
         """See :class:`Runtime`. The native step is called directly: the engine has no use for all logits."""
-        model = self._model
-        blocks = np.arange(-(-len(tokens) // model.block_tokens), dtype=np.int32)
-        model.bind(0, blocks, _GREEDY, len(tokens), 0)
+        self._bind(len(tokens), prompt_length=len(tokens))
         with Path(path).open("wb") as file:
-            for first in range(0, len(tokens), model.max_rows):
-                chunk = np.asarray(tokens[first : first + model.max_rows], dtype=np.int32)
-                rows = np.arange(len(chunk), dtype=np.int32)
-                want = np.full(len(chunk), WANT_LOGITS, dtype=np.uint8)
-                model.step(chunk, first + rows, np.zeros_like(rows), rows - 1, want).logits.tofile(file)
+            for first in range(0, len(tokens), self._model.max_rows):
+                self._pass(tokens[first : first + self._model.max_rows], first, WANT_LOGITS).logits.tofile(file)
+        self._model.release(0)
+
+    def decode_together(self, prompts: list[list[int]], count: int) -> Timing:
+        """See :class:`Batching`."""
+        engine = self._engine
+        engine.forget_prefixes()
+        for index, prompt in enumerate(prompts):
+            engine.add(GenerationRequest(str(index), prompt, _GREEDY, count + 1, ignore_end=True))
+        received: Counter[str] = Counter()
+        tokens: list[int] = []
+        start = last = time.perf_counter()
+        while engine.has_work:
+            events = engine.step()
+            last = time.perf_counter()
+            if len(received) == len(prompts):  # before this step already
+                tokens += [token for _, event in events for token in event.token_ids]
+            for name, event in events:
+                received[name] += len(event.token_ids)
+            if len(received) == len(prompts) and not tokens:
+                start = last
+        if failures := engine.take_failures():
+            raise failures[0][1]
+        return Timing(last - start, tokens)
+
+    def verify(self, prompt: list[int], drafts: list[int], count: int) -> Timing:
+        """See :class:`Batching`. The native step is called directly: nothing in the engine's loop asks for this yet."""
+        model = self._model
+        self._engine.forget_prefixes()
+        self._bind(len(prompt) + len(drafts), prompt_length=len(prompt))
+        for first in range(0, len(prompt), model.max_rows):
+            self._pass(prompt[first : first + model.max_rows], first, WANT_TOKEN)
+        start = time.perf_counter()
+        for _ in range(count):
+            result = self._pass(drafts, len(prompt), WANT_TOKEN)
+            model.truncate(0, len(prompt))
+        seconds = time.perf_counter() - start
         model.release(0)
+        return Timing(seconds, result.tokens.tolist())
 
     def close(self) -> None:
         """Free the model."""
         self._model.close()
+
+    def _bind(self, length: int, *, prompt_length: int) -> None:
+        blocks = np.arange(-(-length // self._model.block_tokens), dtype=np.int32)
+        self._model.bind(0, blocks, _GREEDY, prompt_length, 0)
+
+    def _pass(self, tokens: list[int], first: int, want: int) -> StepResult:
+        """One step over tokens that follow one another, the first at position ``first``, on the sequence bound."""
+        rows = np.arange(len(tokens), dtype=np.int32)
+        wants = np.full(len(tokens), want, dtype=np.uint8)
+        return self._model.step(np.asarray(tokens, np.int32), first + rows, np.zeros_like(rows), rows - 1, wants)
 
     def _generate(self, prompt: list[int], count: int) -> tuple[float, float, float, list[int]]:
         """Times of the request, of its first and of its last token, and the tokens."""
@@ -87,6 +130,7 @@ def load(options: LoadOptions) -> tuple[UltrafastEngine, LoadReport]:
         versions={"ultrafast": version("ultrafast")},
         threads=model.threads,
         detail=model.instruction_set,
+        weight_bytes_per_token=model.weight_bytes_per_token,
     )
 
 
