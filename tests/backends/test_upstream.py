@@ -318,15 +318,16 @@ async def test_so_much_is_read_ahead_and_no_more(proxy: FaultProxy, monkeypatch:
     proxy.script = events(*map(chunk, words), chunk(None, "stop"), "[DONE]")
     backend = backend_of(proxy, idle_seconds=0.3)
     stream = backend.answer(msgspec.structs.replace(call_of(), max_tokens=100_000))
+    began = time.perf_counter()
     first = await anext(stream)
-    await asyncio.sleep(1)
+    await asyncio.sleep(2)
     waiting = sum(len(event.text) for event in stream._events)
     assert 20_000 < waiting < 200_000  # and what came in the piece that filled it
     assert backend.in_flight == 1
     found = [first, *await read(stream)]
     assert [event.text for event in found] == [*words, ""]
     assert found[-1].summary is not None
-    assert found[-1].summary.decode_seconds < 0.9
+    assert found[-1].summary.decode_seconds < time.perf_counter() - began - 1
     await backend.retire()
 
 

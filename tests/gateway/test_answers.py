@@ -206,7 +206,7 @@ def test_a_slow_reader_of_another_servers_answer_holds_nothing_of_it_once_it_is_
             stream = backend.answer(Call("req_1", CHAT, "m", "default", "proj-1", 1000))
             client.read(on=False)
             answering = asyncio.create_task(answer(client, stream, exchange))
-            await asyncio.sleep(1)
+            await asyncio.sleep(2)
             assert (admission.uses()["default"].used, backend.in_flight, client.body) == (0, 0, b"")
             client.read(on=True)
             await answering
@@ -216,7 +216,7 @@ def test_a_slow_reader_of_another_servers_answer_holds_nothing_of_it_once_it_is_
     client = asyncio.run(play())
     assert client.texts() == words
     last = next(line for line in client.body.decode().split("\n\n") if "time_info" in line)
-    assert json.loads(last.removeprefix("data: "))["time_info"]["completion_time"] < 0.8
+    assert json.loads(last.removeprefix("data: "))["time_info"]["completion_time"] < 1.5
 
 
 @pytest.mark.parametrize(
