@@ -133,6 +133,8 @@ async def test_without_usage_tokens_are_estimated_and_that_is_said(proxy: FaultP
         (usage() | {"prompt_tokens": "11"}, None),
         (usage() | {"completion_tokens": None}, None),
         (usage() | {"completion_tokens": True}, None),
+        (usage(prompt=0), None),
+        (usage(completion=0), None),
         ({"total_tokens": 13}, None),
         ([11, 2], None),
         ("many", None),

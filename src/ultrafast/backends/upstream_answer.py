@@ -115,6 +115,8 @@ class Answer:
         sent_bytes = sum(len(text.encode()) for message in messages for text in message.values())
         most_prompt = sent_bytes + _MOST_ADDED_TOKENS + len(messages) * _MOST_ADDED_TOKENS_PER_MESSAGE
         usage = read_usage(self._usage, most_prompt=most_prompt, most_completion=_MOST_COMPLETION_TOKENS)
+        if usage is not None and self._pieces and not (usage.prompt and usage.completion):
+            usage = None  # text takes tokens of both
         self.estimated = usage is None
         self.implausible = self.estimated and self._usage is not None
         prompt, cached, completion = usage or (self._estimated_prompt(), 0, self._pieces)
