@@ -9,21 +9,20 @@
 
 namespace ultrafast::ULTRAFAST_ISA {
 
-// The running sums of kVectors vectors of output rows for kRows activation rows.
-template <int kRows, int kVectors>
+// The running sums of a group for kRows activation rows.
+template <int kRows>
 struct Tile {
-  F32 at[kVectors][kRows];
+  F32 at[kGroupVectors][kRows];
 
   __attribute__((always_inline)) Tile() {
-    for (int v = 0; v < kVectors; ++v)
+    for (int v = 0; v < kGroupVectors; ++v)
       for (int r = 0; r < kRows; ++r) at[v][r] = zero();
   }
 
-  __attribute__((always_inline)) void emit(const LinearArguments& a, int first_vector, int first_row,
-                                           float* output) const {
-    for (int v = 0; v < kVectors; ++v) {
+  __attribute__((always_inline)) void emit(const LinearArguments& a, int first_row, float* output) const {
+    for (int v = 0; v < kGroupVectors; ++v) {
       for (int r = 0; r < kRows; ++r) {
-        float* out = output + (first_row + r) * a.output_stride + (first_vector + v) * kLanes;
+        float* out = output + (first_row + r) * a.output_stride + v * kLanes;
         store(out, a.epilogue == Epilogue::kAdd ? add(load(out), at[v][r]) : at[v][r]);
       }
     }
@@ -32,34 +31,34 @@ struct Tile {
 
 // The integer dots of one block for a tile: a quad of columns at a time, so that no more than the sums and one quad's
 // codes are held in registers. A block's halves are kept apart only where each has a scale of its own.
-template <WeightType kType, int kRows, int kVectors>
+template <WeightType kType, int kRows>
 struct BlockDots {
   static constexpr int kHalves = has_half_scales(kType) ? 2 : 1;
   static constexpr int kPeriod = quads_between_widening(kType);
-  ShortDot narrow[kVectors][kRows];
-  I32 wide[kVectors][kRows][kHalves];
+  ShortDot narrow[kGroupVectors][kRows];
+  I32 wide[kGroupVectors][kRows][kHalves];
 
   // The whole block: a StoredBlock, or what gives its quads alike.
   template <class Block>
-  ULTRAFAST_METHOD void take(const Block& block, int first_vector, const Activation* rows, std::int64_t column) {
-    step<0>(block, first_vector, rows, column);
-    step<1>(block, first_vector, rows, column);
-    step<2>(block, first_vector, rows, column);
-    step<3>(block, first_vector, rows, column);
-    step<4>(block, first_vector, rows, column);
-    step<5>(block, first_vector, rows, column);
-    step<6>(block, first_vector, rows, column);
-    step<7>(block, first_vector, rows, column);
+  ULTRAFAST_METHOD void take(const Block& block, const Activation* rows, std::int64_t column) {
+    step<0>(block, rows, column);
+    step<1>(block, rows, column);
+    step<2>(block, rows, column);
+    step<3>(block, rows, column);
+    step<4>(block, rows, column);
+    step<5>(block, rows, column);
+    step<6>(block, rows, column);
+    step<7>(block, rows, column);
   }
 
   // Columns 4 × kQuad.. of the block.
   template <int kQuad, class Block>
-  ULTRAFAST_METHOD void step(const Block& block, int first_vector, const Activation* rows, std::int64_t column) {
-    U8 codes[kVectors];
-    for (int v = 0; v < kVectors; ++v) codes[v] = block.template quad<kQuad>(first_vector + v);
+  ULTRAFAST_METHOD void step(const Block& block, const Activation* rows, std::int64_t column) {
+    U8 codes[kGroupVectors];
+    for (int v = 0; v < kGroupVectors; ++v) codes[v] = block.template quad<kQuad>(v);
     for (int r = 0; r < kRows; ++r) {
       const Quad activations = broadcast_quad(rows[r].bytes + column + 4 * kQuad);
-      for (int v = 0; v < kVectors; ++v) {
+      for (int v = 0; v < kGroupVectors; ++v) {
         I32& sum = wide[v][r][kHalves == 2 ? kQuad / 4 : 0];
         constexpr int kQuadOfSum = kQuad % (8 / kHalves);
         if constexpr (has_signed_codes(kType)) {
@@ -92,8 +91,8 @@ struct BlockDots {
 constexpr int kStreamedRows = 8;
 constexpr std::int64_t kStreamBytes = 1536;
 
-ULTRAFAST_INLINE bool is_streamed(const LinearArguments& a, int first_row, int first_vector) {
-  return a.rows <= kStreamedRows && first_row == 0 && first_vector == 0;
+ULTRAFAST_INLINE bool is_streamed(const LinearArguments& a, int first_row) {
+  return a.rows <= kStreamedRows && first_row == 0;
 }
 
 ULTRAFAST_INLINE void stream_ahead(const void* weights, std::int64_t byte_count) {
@@ -101,12 +100,12 @@ ULTRAFAST_INLINE void stream_ahead(const void* weights, std::int64_t byte_count)
   for (std::int64_t at = 0; at < byte_count; at += 64) prefetch_once(ahead + at);
 }
 
-template <int kRows, int kVectors, WeightType kType>
-ULTRAFAST_INLINE void quantised_rows(const LinearArguments& a, const std::uint8_t* group, int first_vector,
-                                     int first_row, float* output) {
+template <int kRows, WeightType kType>
+ULTRAFAST_INLINE void quantised_rows(const LinearArguments& a, const std::uint8_t* group, int first_row,
+                                     float* output) {
   constexpr BlockFormat kFormat = block_format(kType);
-  Tile<kRows, kVectors> sums;
-  const bool streamed = is_streamed(a, first_row, first_vector);
+  Tile<kRows> sums;
+  const bool streamed = is_streamed(a, first_row);
   const Activation* rows = a.activations + first_row;
   const std::int64_t blocks = a.columns / kBlock;
   const std::uint8_t* block = group;
@@ -115,17 +114,17 @@ ULTRAFAST_INLINE void quantised_rows(const LinearArguments& a, const std::uint8_
     block += kFormat.header_bytes();
     for (int i = 0; i < kFormat.blocks; ++i, ++b, block += kFormat.block_bytes()) {
       if (streamed) stream_ahead(block, kFormat.block_bytes());
-      BlockDots<kType, kRows, kVectors> dots;
-      dots.take(StoredBlock<kType>{block}, first_vector, rows, b * kBlock);
-      for (int v = 0; v < kVectors; ++v) {
-        const BlockScale scale = load_scale<kType>(header, block, first_vector + v);
+      BlockDots<kType, kRows> dots;
+      dots.take(StoredBlock<kType>{block}, rows, b * kBlock);
+      for (int v = 0; v < kGroupVectors; ++v) {
+        const BlockScale scale = load_scale<kType>(header, block, v);
         for (int r = 0; r < kRows; ++r) {
           sums.at[v][r] = add_block<kType>(sums.at[v][r], scale, dots.finish(v, r), rows[r], b);
         }
       }
     }
   }
-  sums.emit(a, first_vector, first_row, output);
+  sums.emit(a, first_row, output);
 }
 
 // Float groups are [column][16 rows] of the stored type.
@@ -142,51 +141,44 @@ struct Bfloat16 {
   ULTRAFAST_INLINE F32 at(const Element* p) { return load_bfloat(p); }
 };
 
-template <int kRows, int kVectors, class Format>
-ULTRAFAST_INLINE void float_rows(const LinearArguments& a, const std::uint8_t* group, int first_vector, int first_row,
-                                 float* output) {
-  Tile<kRows, kVectors> sums;
-  const bool streamed = is_streamed(a, first_row, first_vector);
+template <int kRows, class Format>
+ULTRAFAST_INLINE void float_rows(const LinearArguments& a, const std::uint8_t* group, int first_row, float* output) {
+  Tile<kRows> sums;
+  const bool streamed = is_streamed(a, first_row);
   const Activation* rows = a.activations + first_row;
-  const auto* weights = reinterpret_cast<const typename Format::Element*>(group) + first_vector * kLanes;
+  const auto* weights = reinterpret_cast<const typename Format::Element*>(group);
   for (std::int64_t c = 0; c < a.columns; ++c, weights += kGroupRows) {
     if (streamed) stream_ahead(weights, kGroupRows * sizeof *weights);
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kGroupVectors; ++v) {
       const F32 weight = Format::at(weights + v * kLanes);
       for (int r = 0; r < kRows; ++r) sums.at[v][r] = add(sums.at[v][r], mul(weight, set1(rows[r].values[c])));
     }
   }
-  sums.emit(a, first_vector, first_row, output);
+  sums.emit(a, first_row, output);
 }
 
-// Calls rows<kRows, kVectors>(first vector, first row) until all of a group is done for all activation rows. A tile
-// takes all vectors of the group, so that each activation is fetched once for them.
+// Calls rows<kRows>(first row) until a group is done for all activation rows. A tile takes all vectors of the group, so
+// that each activation is fetched once for them.
 template <class Rows>
 ULTRAFAST_INLINE void each_tile(std::int32_t count, const Rows& rows) {
   int row = 0;
   if constexpr (kSharesUnpacking) {
-    for (; row + 4 <= count; row += 4) rows.template operator()<4, kGroupVectors>(0, row);
-    for (; row + 2 <= count; row += 2) rows.template operator()<2, kGroupVectors>(0, row);
+    for (; row + 4 <= count; row += 4) rows.template operator()<4>(row);
+    for (; row + 2 <= count; row += 2) rows.template operator()<2>(row);
   }
-  for (; row < count; ++row) rows.template operator()<1, kGroupVectors>(0, row);
+  for (; row < count; ++row) rows.template operator()<1>(row);
 }
 
 template <WeightType kType>
 static void quantised_linear(const LinearArguments& a, const std::uint8_t* group, float* output) {
-  each_tile(a.rows, [&]<int kRows, int kVectors>(int vector, int row)
-                        ULTRAFAST_LAMBDA { quantised_rows<kRows, kVectors, kType>(a, group, vector, row, output); });
+  each_tile(a.rows, [&]<int kRows>(int row) ULTRAFAST_LAMBDA { quantised_rows<kRows, kType>(a, group, row, output); });
 }
 
 static void linear_group(const LinearArguments& a, int group);  // split.h
 
 template <class Format>
 static void float_linear(const LinearArguments& a, const std::uint8_t* group, float* output) {
-  int row = 0;
-  if constexpr (kSharesUnpacking) {
-    for (; row + 4 <= a.rows; row += 4) float_rows<4, kGroupVectors, Format>(a, group, 0, row, output);
-    for (; row + 2 <= a.rows; row += 2) float_rows<2, kGroupVectors, Format>(a, group, 0, row, output);
-  }
-  for (; row < a.rows; ++row) float_rows<1, kGroupVectors, Format>(a, group, 0, row, output);
+  each_tile(a.rows, [&]<int kRows>(int row) ULTRAFAST_LAMBDA { float_rows<kRows, Format>(a, group, row, output); });
 }
 
 static void group_linear(const LinearArguments& a, int index) {

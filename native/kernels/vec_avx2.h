@@ -152,7 +152,7 @@ ULTRAFAST_INLINE ShortDot short_dot(U8 codes, Quad activations) {
   return {_mm256_maddubs_epi16(codes.v, activations.v)};
 }
 // sum += x, here and now. A compiler that sees integer sums forms all products first and stores what it has no
-// registers for: half as fast.
+// registers for.
 ULTRAFAST_INLINE void accumulate(ShortDot& sum, ShortDot x) {
   sum.v = _mm256_add_epi16(sum.v, x.v);
   asm("" : "+x"(sum.v));
