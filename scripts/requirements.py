@@ -18,7 +18,10 @@ def main() -> None:
         # scikit-build-core asks for these two by itself only when it builds in isolation.
         requirements = [*project["build-system"]["requires"], "cmake>=3.20", "ninja"]
     else:
-        requirements = project["project"]["optional-dependencies"][wanted]
+        extras = project["project"]["optional-dependencies"]
+        if wanted not in extras:
+            sys.exit(f"error: no extra is called {wanted}; there are {', '.join(extras)}")
+        requirements = extras[wanted]
     print("\n".join(requirements))
 
 

@@ -140,3 +140,10 @@ def test_outgrown_files_and_functions_are_found(tmp_path: Path) -> None:
         "src/long.py:5: function long has 61 lines (limit 60)",
         "src/many.cpp: 501 lines (limit 500)",
     ]
+
+
+def test_an_unknown_extra_is_one_line() -> None:
+    command = [sys.executable, "scripts/requirements.py", "demo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: no extra is called demo; there are test, bench, lint\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from openai import OpenAI
@@ -44,3 +45,9 @@ def client(server: RunningServer) -> Iterator[OpenAI]:
 def small_client(small_server: RunningServer) -> Iterator[OpenAI]:
     with client_of(small_server) as client:
         yield client
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where a configuration file goes; there is none yet."""
+    return tmp_path / "ultrafast.toml"

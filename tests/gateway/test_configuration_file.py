@@ -51,11 +51,6 @@ key_variable = "OTHER_KEY"
 ROUTE = '[[routes]]\nmodel = "chat"\nbackends = ["local", "far"]\n'
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "ultrafast.toml"
-
-
 def load(file: Path, text: str, overrides: Overrides | None = None) -> Configuration:
     file.write_text(text, encoding="utf-8")
     return load_configuration(file, ENVIRONMENT, overrides)

@@ -22,11 +22,6 @@ from ultrafast.gateway.configuration_overrides import (
 )
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "ultrafast.toml"
-
-
 def refuse(node: tuple[str | int, ...], message: str) -> NoReturn:
     raise ConfigurationError(f"{node}: {message}")
 

@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,12 +25,6 @@ from ultrafast.gateway.configuration import (
 from ultrafast.gateway.configuration_check import check
 from ultrafast.gateway.configuration_file import read_configuration, show
 from ultrafast.gateway.tiers import TIERS
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "ultrafast.toml"
-
 
 NAMES = st.from_regex(r"[a-z][a-z0-9._-]{0,6}", fullmatch=True)
 WORDS = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1, max_size=9)
