@@ -66,6 +66,22 @@ class Terminal:
                 raise AssertionError(f"the command ended before it showed {text!r}: {self.shown[-2000:]!r}")
         return position + len(text)
 
+    def press_until(self, keys: bytes, text: str, *, after: int, seconds: float = 60) -> int:
+        """Press ``keys``, as often as a person would, until ``text`` has been shown; returns the position behind it.
+
+        A Ctrl-C between readline's prompt and its wait for a key sets Python's flag and wakes nobody: only the next
+        key shows it.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            self.press(keys)
+            pause = time.monotonic() + 2
+            while (position := self.shown.find(text, after)) < 0 and time.monotonic() < min(pause, deadline):
+                assert self._read(0.1), f"the command ended before it showed {text!r}: {self.shown[-2000:]!r}"
+            if position >= 0:
+                return position + len(text)
+            assert time.monotonic() < deadline, f"{text!r} was not shown; the screen had: {self.shown[-2000:]!r}"
+
     def wait_for_more(self, count: int, *, after: int, seconds: float = 60) -> int:
         """Read until ``count`` characters have been shown beyond position ``after``; returns the position reached."""
         deadline = time.monotonic() + seconds

@@ -75,8 +75,7 @@ def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_the_program() -> None:
         position = terminal.wait_for_more(20, after=terminal.wait_for(LONG + "\r\n", after=position))
         terminal.press(CTRL_C)
         position = terminal.wait_for(">>> ", seconds=5, after=position)
-        terminal.press(CTRL_C)  # at the prompt it only says how to leave
-        position = terminal.wait_for("Ctrl-D", after=position)
+        position = terminal.press_until(CTRL_C, "Ctrl-D", after=position)  # at the prompt it only says how to leave
         position = terminal.wait_for(">>> ", after=position)
         terminal.press(b"Name the capital of France in one short sentence.\n")
         position = terminal.wait_for("Paris", after=position)
