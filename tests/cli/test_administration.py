@@ -185,6 +185,7 @@ def test_json_of_every_verb(command: Command) -> None:
         (("usage", "--by", "weather"), 2, "'by' must be some of"),
         (("usage", "--by", "project,project"), 2, "'by' names project twice"),
         (("usage", "prune"), 2, "--before"),
+        (("usage", "--csv", "prune", "--before", "7d"), 2, "--csv goes after `prune`"),
         (("usage", "--since", "yesterday"), 2, "must be a date"),
         (("usage", "--since", "99999-01-01"), 2, "must be a date"),
         (("usage", "--csv", "--json"), 2, "exclude each other"),

@@ -152,3 +152,6 @@ def test_a_reload_that_needs_another_engine(file: Path) -> None:
     )
     with pytest.raises(ConfigurationError, match=r":4: backends\.local cannot become another server"):
         reloaded(old, swapped, {}, read_configuration(file)[1].fail)
+    alone = load(file, '[backends.far]\nkind = "upstream"\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
+    with pytest.raises(ConfigurationError, match=r"backends leave out local, which runs: say with \[\[routes\]\]"):
+        reloaded(old, alone, {}, read_configuration(file)[1].fail)

@@ -43,7 +43,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, tag_field="kind", tag="upstr
         Meta(description='request fields that it refuses and that are therefore not sent to it, such as `["seed"]`'),
     ] = ()
     connect_seconds: Annotated[Seconds, Meta(description="at most, to connect, and as long again for TLS")] = 2.0
-    first_token_seconds: Annotated[Seconds, Meta(description="at most, from the request to the first token")] = 30.0
+    first_token_seconds: Annotated[
+        Seconds,
+        Meta(description="at most, from the request to the first token, waiting in the server's own queue included"),
+    ] = 30.0
     idle_seconds: Annotated[Seconds, Meta(description="at most, from one token to the next")] = 30.0
     concurrent: Annotated[
         int, Meta(ge=1, le=MAXIMUM_CONCURRENT, description="requests at once; the next one goes to the next backend")

@@ -75,6 +75,11 @@ def usage(
     cost_millionths. Days and times are those of UTC. A tier that was not named counts as auto.
     """
     if context.invoked_subcommand is not None:
+        for name in context.params:
+            source = context.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                option = "--data-directory" if name == "directory" else f"--{name.removeprefix('as_')}"
+                raise typer.BadParameter(f"{option} goes after `{context.invoked_subcommand}`, if it has it")
         return
     if as_csv and as_json:
         raise typer.BadParameter("--csv and --json exclude each other")

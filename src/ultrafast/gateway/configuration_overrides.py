@@ -119,6 +119,9 @@ def reloaded(old: Configuration, new: Configuration, engine_models: Mapping[str,
 
     if both := sorted(servers.keys() & engines.keys()):
         fail_running(("backends", both[0]), "cannot become another server: it is a running engine")
+    left = ", ".join(sorted(engines.keys() - new.backends.keys()))
+    if left and servers and not new.routes:
+        fail_running(("backends",), f"leave out {left}, which runs: say with [[routes]] which of them answers what")
     check(mixed, fail_running, engine_models)
     served = models_of(old, engine_models)
     if served and not served & (models_of(mixed, engine_models) | mixed.aliases.keys()):
